@@ -1,0 +1,241 @@
+"""The contract between passes and the pipeline that runs them.
+
+A pass is a frozen pydantic model: its fields are its options, an instance is a recipe step. The
+command, the recipe step, the JSON schema and the reference page are derived from the class.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, Self, TypeAlias
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict
+
+from slimctl.core.target import Target
+
+Feeds: TypeAlias = dict[str, NDArray[Any]]
+"""One run's inputs by name."""
+
+CalibrationMethod = Literal["auto", "kl", "minmax", "percentile", "mse"]
+
+
+class Effect(StrEnum):
+    """What a pass does to the function that the model computes."""
+
+    EXACT = "exact"  # the same function up to floating-point rounding
+    APPROXIMATE = "approximate"  # trades accuracy for size or speed
+    INTERFACE = "interface"  # changes inputs or outputs
+
+
+class Range(NamedTuple):
+    """The interval of real values that a quantized tensor represents."""
+
+    low: float
+    high: float
+
+
+class Skipped(NamedTuple):
+    """A candidate that a pass left alone."""
+
+    node: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class PassReport:
+    """What one pass did.
+
+    Attributes:
+        changed: Number of changes by what was changed, for example ``{"Conv": 49}``.
+        skipped: Every candidate that was left alone, with its reason.
+        notes: Sentences for the summary.
+        facts: Values for the manifest, JSON types only.
+    """
+
+    changed: Mapping[str, int] = field(default_factory=dict)
+    skipped: Sequence[Skipped] = ()
+    notes: Sequence[str] = ()
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Progress(Protocol):
+    """Where long work says how far it is. The command line draws it; elsewhere it is silent."""
+
+    def track(self, items: Iterator[Any], *, total: int | None, label: str) -> Iterator[Any]:
+        """Yields the items and reports each."""
+        ...
+
+
+class SilentProgress:
+    """Progress that nobody watches."""
+
+    def track(self, items: Iterator[Any], *, total: int | None, label: str) -> Iterator[Any]:
+        """Yields the items and says nothing."""
+        del total, label
+        return items
+
+
+@dataclass(frozen=True)
+class RangeRequest:
+    """Which ranges a pass wants to know.
+
+    Attributes:
+        tensors: Names of tensors of the model's main graph.
+        method: How the threshold is chosen.
+        percentile: Share of values kept, in percent, for ``percentile``.
+        levels: Number of quantization levels, 256 for 8 bits.
+        symmetric: Ranges are symmetric about zero.
+    """
+
+    tensors: tuple[str, ...]
+    method: CalibrationMethod
+    percentile: float = 99.999
+    levels: int = 256
+    symmetric: bool = False
+
+
+@dataclass(frozen=True)
+class LinearInput:
+    """How a linear layer reads its data input; enough to know the mean of what each weight sees.
+
+    Attributes:
+        node: Name of the Conv, ConvTranspose, Gemm or MatMul node.
+        tensor: Name of the data input.
+        kernel: Kernel size per spatial axis, empty for Gemm and MatMul.
+        strides: As the kernel.
+        dilations: As the kernel.
+        pads: ONNX order, begins then ends.
+        auto_pad: ONNX attribute.
+        channel_axis: Axis of the tensor that the weights run over.
+        transposed: The layer is a ConvTranspose.
+        output_padding: Of a ConvTranspose, as the kernel.
+    """
+
+    node: str
+    tensor: str
+    kernel: tuple[int, ...] = ()
+    strides: tuple[int, ...] = ()
+    dilations: tuple[int, ...] = ()
+    pads: tuple[int, ...] = ()
+    auto_pad: str = "NOTSET"
+    channel_axis: int = 1
+    transposed: bool = False
+    output_padding: tuple[int, ...] = ()
+
+
+class InputMean(NamedTuple):
+    """Mean of what each weight position of a linear layer sees, over samples and positions.
+
+    Attributes:
+        first: From one half of the samples, float64 [channels, *kernel].
+        second: From the other half; None when there is one sample only.
+        both: From all samples.
+    """
+
+    first: NDArray[np.float64]
+    second: NDArray[np.float64] | None
+    both: NDArray[np.float64]
+
+
+class Context(Protocol):
+    """What a pass may use besides the model. Passes never import calibration or data."""
+
+    @property
+    def target(self) -> Target:
+        """The execution provider to compress for."""
+        ...
+
+    @property
+    def seed(self) -> int:
+        """Seed of everything random."""
+        ...
+
+    @property
+    def progress(self) -> Progress:
+        """Where to say how far the work is."""
+        ...
+
+    @property
+    def has_data(self) -> bool:
+        """Whether calibration data were given."""
+        ...
+
+    @property
+    def reference(self) -> ir.Model:
+        """The float model before the latest APPROXIMATE step; passes must not change it."""
+        ...
+
+    def ranges(self, model: ir.Model, request: RangeRequest) -> Mapping[str, Range]:
+        """Ranges of tensors of this model on the calibration data.
+
+        A tensor that never held a finite value (empty, or all NaN) has no entry.
+
+        Raises:
+            SourceError: There are no calibration data.
+        """
+        ...
+
+    def input_means(
+        self, model: ir.Model, layers: Sequence[LinearInput]
+    ) -> Mapping[str, InputMean]:
+        """Mean inputs of linear layers of this model on the calibration data, by node name."""
+        ...
+
+
+class Pass(BaseModel):
+    """Base of all passes.
+
+    A subclass sets ``name``, ``summary`` and ``effect``, declares its options as fields with a
+    description and bounds, and implements :meth:`apply`.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+
+    name: ClassVar[str]
+    summary: ClassVar[str]
+    effect: ClassVar[Effect]
+    needs_data: ClassVar[bool] = False
+    after: ClassVar[frozenset[str]] = frozenset()
+    """Passes of which one must stand earlier in the chain; the reference is the model before it."""
+    not_after: ClassVar[frozenset[str]] = frozenset()
+    """Passes that must not stand earlier in the chain."""
+
+    def resolve(self, target: Target) -> Self:
+        """An equal pass with every default that the target decides made explicit."""
+        del target
+        return self
+
+    def expand(self) -> tuple[Pass, ...]:
+        """The chain of single passes that this step stands for, in order."""
+        return (self,)
+
+    def anticipates(self, model: ir.Model, target: Target) -> Sequence[LinearInput]:
+        """Layers whose mean inputs a later step is going to ask for, one that must stand after us.
+
+        When this pass asks for ranges on the same model, one pass over the data serves both.
+        Asking for other layers later is allowed; it costs another pass.
+        """
+        del model, target
+        return ()
+
+    def minimum_opset(self, model: ir.Model, target: Target) -> int:
+        """The lowest ONNX opset that the result needs; the pipeline raises the model to it."""
+        del model, target
+        return 0
+
+    def requires(self, model: ir.Model) -> None:
+        """Checks the model before anything is changed.
+
+        Raises:
+            UnsupportedModelError: The pass cannot work on this model.
+        """
+        del model
+
+    def apply(self, model: ir.Model, context: Context) -> PassReport:
+        """Changes the model in place and says what was done."""
+        raise NotImplementedError(f"{type(self).__name__} does not implement apply")

@@ -1,0 +1,97 @@
+"""Finds passes by name without importing them.
+
+The built-in table is a dictionary of names and places, so that ``slimctl --help`` costs nothing.
+Third parties add passes through the entry-point group ``slimctl.passes`` in the same syntax:
+``name = "package.module:Class"``.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, NamedTuple
+
+from slimctl.core.errors import ConfigError, OptionError, nearest
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+    from slimctl.core.contract import Pass
+
+ENTRY_POINT_GROUP = "slimctl.passes"
+
+
+class Entry(NamedTuple):
+    """Where a pass lives.
+
+    Attributes:
+        place: ``package.module:Class``.
+        summary: The class's summary, repeated so that help needs no import; a test compares both.
+        command: The pass is also a command of its own.
+    """
+
+    place: str
+    summary: str
+    command: bool = False
+
+
+BUILT_IN: dict[str, Entry] = {
+    "fuse": Entry(
+        "slimctl.passes.fuse:Fuse", "Exact graph rewrites: fold, fuse, clean up", command=True
+    ),
+    "quantize": Entry(
+        "slimctl.passes.quantize:Quantize",
+        "Calibrated static int8 quantization (Q/DQ)",
+        command=True,
+    ),
+    "bias-correction": Entry(
+        "slimctl.passes.bias_correction:BiasCorrection",
+        "Move the mean error of quantized weights into the bias",
+    ),
+}
+
+
+def _plugins() -> dict[str, EntryPoint]:
+    from importlib.metadata import entry_points  # 20 ms, which `slimctl --help` need not pay
+
+    return {point.name: point for point in entry_points(group=ENTRY_POINT_GROUP)}
+
+
+def pass_names() -> list[str]:
+    """All known pass names, built-in ones first."""
+    return [*BUILT_IN, *sorted(set(_plugins()) - set(BUILT_IN))]
+
+
+def find_pass(name: str) -> type[Pass]:
+    """The class of a pass.
+
+    Raises:
+        OptionError: There is no pass of this name; the error names the nearest.
+        ConfigError: A plugin could not be imported or is not a pass.
+    """
+    if name in BUILT_IN:
+        module, _, attribute = BUILT_IN[name].place.partition(":")
+        return getattr(import_module(module), attribute)  # type: ignore[no-any-return]  # checked by a test over the table
+    point = _plugins().get(name)
+    if point is None:
+        raise OptionError("pass", f"Unknown pass '{name}'", fix=nearest(name, pass_names()))
+    return _load_plugin(point)
+
+
+def _load_plugin(point: EntryPoint) -> type[Pass]:
+    from slimctl.core.contract import Pass
+
+    try:
+        found = point.load()
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(
+            f"The plugin that offers pass '{point.name}' cannot be imported: {error}",
+            where=point.value,
+            fix="reinstall or remove the package that registers it",
+        ) from error
+    if not (isinstance(found, type) and issubclass(found, Pass)):
+        raise ConfigError(
+            f"The plugin that offers pass '{point.name}' is not a subclass of slimctl's Pass",
+            where=point.value,
+            fix="report this to the package that registers it",
+        )
+    return found

@@ -1,0 +1,1 @@
+"""Pure functions on arrays. They know nothing of graphs."""
