@@ -1,0 +1,1 @@
+"""Models as graphs: loading, saving, editing, shapes, cost, and onnxruntime sessions."""

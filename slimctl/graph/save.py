@@ -1,0 +1,248 @@
+"""Writing models: files, bytes, and a hash of what a model is."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from slimctl.core.errors import UnsupportedModelError
+from slimctl.graph._protobuf import PROTOBUF_LIMIT, to_bytes
+from slimctl.graph.edit import all_graphs, dimensions
+
+EXTERNAL_THRESHOLD = 1 << 30
+"""Weights above this many bytes go to a file of their own; protobuf's limit is 2 GiB."""
+
+_INLINE_BYTES = 1024  # tensors up to this size stay in the model file: shapes, axes, scales
+_BLOCK_BYTES = 1 << 24
+
+
+def initializer_values(model: ir.Model) -> Iterator[ir.Value]:
+    """Every initializer of every graph that holds data."""
+    for graph in all_graphs(model):
+        for value in graph.initializers.values():
+            if value.const_value is not None:
+                yield value
+
+
+def weight_bytes(model: ir.Model) -> int:
+    """Bytes of all initializers; one that several nodes share counts once."""
+    tensors = (value.const_value for value in initializer_values(model))
+    return sum(tensor.nbytes for tensor in tensors if tensor)
+
+
+def save_model(model: ir.Model, path: Path) -> list[Path]:
+    """Writes a model that needs no other file than those returned. Equal models, equal bytes.
+
+    Weights go to ``<name>.onnx.data`` beside the model when they exceed
+    :data:`EXTERNAL_THRESHOLD`. The folder must exist; existing files are overwritten, so callers
+    write into a staging folder and publish from there.
+
+    Raises:
+        OSError: A file cannot be written.
+        UnsupportedModelError: The graph without its weights exceeds protobuf's limit.
+    """
+    if weight_bytes(model) <= EXTERNAL_THRESHOLD:
+        path.write_bytes(model_to_bytes(model))
+        return [path]
+    data = path.with_name(path.name + ".data")
+    with _external_in(model, data):
+        path.write_bytes(serialize(model))
+    return [path, data]
+
+
+def model_to_bytes(model: ir.Model) -> bytes:
+    """The model as one protobuf message, weights included.
+
+    Raises:
+        UnsupportedModelError: It would exceed protobuf's limit of 2 GiB.
+    """
+    if weight_bytes(model) > PROTOBUF_LIMIT:
+        raise _too_large(model)
+    with replaced_weights(model, in_memory):
+        return serialize(model)
+
+
+def serialize(model: ir.Model) -> bytes:
+    """The model as one protobuf message; references to files stay references.
+
+    Raises:
+        UnsupportedModelError: It would exceed protobuf's limit of 2 GiB.
+    """
+    data = to_bytes(ir.serde.serialize_model(model))
+    if data is None:
+        raise _too_large(model)
+    return data
+
+
+def _too_large(model: ir.Model) -> UnsupportedModelError:
+    return UnsupportedModelError(
+        "The model does not fit into one protobuf message of 2 GiB",
+        where=f"graph {model.graph.name}",
+        fix="store the weights as external data",
+    )
+
+
+Replace = Callable[[ir.Value, ir.TensorProtocol], ir.TensorProtocol]
+
+
+@contextmanager
+def replaced_weights(model: ir.Model, replace: Replace) -> Iterator[None]:
+    """Other tensors behind the initializers, for as long as the block lasts."""
+    originals = [(value, value.const_value) for value in initializer_values(model)]
+    try:
+        for value, tensor in originals:
+            if tensor is not None:
+                value.const_value = replace(value, tensor)
+        yield
+    finally:
+        for value, tensor in originals:
+            value.const_value = tensor
+
+
+def placeholder(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
+    """A tensor of the same type and shape that says its data are elsewhere."""
+    return ir.ExternalTensor(
+        "absent",
+        0,
+        tensor.nbytes,
+        tensor.dtype,
+        shape=ir.Shape(tensor.shape.numpy()),
+        name=tensor.name or "",
+    )
+
+
+def is_large(tensor: ir.TensorProtocol) -> bool:
+    """Whether a tensor is data (weights) rather than structure (shapes, axes, scales)."""
+    return tensor.dtype != ir.DataType.STRING and tensor.nbytes > _INLINE_BYTES
+
+
+def structure(model: ir.Model) -> onnx.ModelProto:
+    """The model as a message without its weights: their types and shapes stay.
+
+    What needs the graph but not the weights (shape inference) works on models of any size then.
+    """
+
+    def replace(value: ir.Value, tensor: ir.TensorProtocol) -> ir.TensorProtocol:
+        del value
+        return placeholder(tensor) if is_large(tensor) else tensor
+
+    with replaced_weights(model, replace):
+        return ir.serde.serialize_model(model)
+
+
+def in_memory(value: ir.Value, tensor: ir.TensorProtocol) -> ir.TensorProtocol:
+    """A tensor that refers to no file."""
+    if not isinstance(tensor, ir.ExternalTensor):
+        return tensor
+    return ir.Tensor(tensor.numpy(), dtype=tensor.dtype, name=value.name)
+
+
+@contextmanager
+def _external_in(model: ir.Model, data: Path) -> Iterator[None]:
+    """Large initializers written to a file and referring to it."""
+    with data.open("wb") as stream:
+
+        def replace(value: ir.Value, tensor: ir.TensorProtocol) -> ir.TensorProtocol:
+            if not is_large(tensor):
+                return in_memory(value, tensor)
+            offset = stream.tell()
+            for block in _blocks(tensor):
+                stream.write(block)
+            return ir.ExternalTensor(
+                data.name,
+                offset,
+                tensor.nbytes,
+                tensor.dtype,
+                shape=ir.Shape(tensor.shape.numpy()),
+                name=value.name or "",
+                base_dir=data.parent,
+            )
+
+        with replaced_weights(model, replace):
+            yield
+
+
+def _blocks(tensor: ir.TensorProtocol) -> Iterator[bytes | memoryview]:
+    """The tensor's little-endian bytes in pieces, without a copy where its array allows."""
+    if tensor.dtype.bitwidth < 8 or tensor.dtype == ir.DataType.STRING:
+        yield tensor.tobytes()
+        return
+    array = np.ascontiguousarray(tensor.numpy()).reshape(-1).view(np.uint8)
+    for start in range(0, array.size, _BLOCK_BYTES):
+        yield array.data[start : start + _BLOCK_BYTES]
+
+
+def content_hash(model: ir.Model) -> str:
+    """Hexadecimal SHA-256 of what the model computes: graph, attributes, weights, names.
+
+    Documentation, metadata, inferred shapes of intermediate tensors and the place where the weights
+    lie do not count. Weights are streamed.
+    """
+    digest = hashlib.sha256()
+    _add(digest, sorted(model.opset_imports.items()))
+    _hash_graph(digest, model.graph)
+    return digest.hexdigest()
+
+
+def _add(digest: Any, *facts: object) -> None:
+    # JSON keeps neighbors apart: ("ab", "c") and ("a", "bc") differ.
+    digest.update(json.dumps(facts, default=str).encode())
+
+
+def _hash_graph(digest: Any, graph: ir.Graph) -> None:
+    _add(digest, "inputs", [_signature(value) for value in graph.inputs])
+    for name in sorted(graph.initializers):
+        _hash_tensor(digest, name, graph.initializers[name].const_value)
+    for node in graph:
+        _hash_node(digest, node)
+    _add(digest, "outputs", [_signature(value) for value in graph.outputs])
+
+
+def _signature(value: ir.Value) -> tuple[object, ...]:
+    return (value.name, value.type, dimensions(value.shape))
+
+
+def _hash_tensor(digest: Any, name: str, tensor: ir.TensorProtocol | None) -> None:
+    if tensor is None:
+        _add(digest, "absent", name)
+        return
+    _add(digest, "tensor", name, tensor.dtype.name, tensor.shape.numpy())
+    if isinstance(tensor, ir.StringTensor):
+        _add(digest, tensor.string_data())
+        return
+    for block in _blocks(tensor):
+        digest.update(block)
+
+
+def _hash_node(digest: Any, node: ir.Node) -> None:
+    inputs = [value.name if value is not None else None for value in node.inputs]
+    outputs = [value.name for value in node.outputs]
+    _add(digest, node.domain, node.op_type, node.overload, node.name, inputs, outputs)
+    for name in sorted(node.attributes):
+        _hash_attribute(digest, node.attributes[name])
+
+
+def _hash_attribute(digest: Any, attribute: ir.Attr) -> None:
+    _add(digest, attribute.name, attribute.type, attribute.ref_attr_name)
+    if attribute.is_ref():
+        return
+    if attribute.type == ir.AttributeType.TENSOR:
+        _hash_tensor(digest, attribute.name, attribute.value)
+    elif attribute.type == ir.AttributeType.TENSORS:
+        for tensor in attribute.value:
+            _hash_tensor(digest, attribute.name, tensor)
+    elif attribute.type == ir.AttributeType.GRAPH:
+        _hash_graph(digest, attribute.as_graph())
+    elif attribute.type == ir.AttributeType.GRAPHS:
+        for graph in attribute.as_graphs():
+            _hash_graph(digest, graph)
+    else:
+        _add(digest, attribute.value)
