@@ -1,0 +1,306 @@
+"""Writes a placement into the graph: Q/DQ pairs, integer weights, int32 biases."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+import onnx_ir as ir
+from numpy.typing import NDArray
+
+from slimctl.core.contract import Range
+from slimctl.graph.edit import NameScope, add_initializer, const_array, set_provenance
+from slimctl.numerics.affine import Affine, QuantizedType, affine_from_range, quantize
+from slimctl.passes._layers import Layer
+from slimctl.passes._placement import Placement
+from slimctl.passes._weights import (
+    QuantizedWeight,
+    bias_scale,
+    quantize_bias,
+    quantize_weight,
+)
+
+PASS: Final = "quantize"
+
+
+@dataclass(frozen=True)
+class WeightSettings:
+    """How weights are quantized."""
+
+    per_channel: bool
+    reduce_range: bool
+
+
+@dataclass
+class Emitter:
+    """Builds the Q/DQ pairs of one graph.
+
+    Attributes:
+        names: Scope of the whole model.
+        placement: What to build, and in which graph.
+        affines: Scale and zero point by activation.
+        weights: How weights are quantized.
+        removed_clamps: Relu and Clip nodes that a Q made redundant, by operator.
+        raised_channels: Channels whose weight scale was raised for the bias, by node.
+        shielded: Float layers that onnxruntime is kept from quantizing.
+    """
+
+    names: NameScope
+    placement: Placement
+    affines: Mapping[ir.Value, Affine]
+    weights: WeightSettings
+    removed_clamps: list[str] = field(default_factory=list)
+    raised_channels: dict[str, int] = field(default_factory=dict)
+    shielded: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.graph = self.placement.graph
+        self._layers = {layer.node for layer in self.placement.layers}
+        self._constants: dict[tuple[object, ...], ir.Value] = {}
+
+    def emit(self) -> None:
+        """Changes the graph."""
+        for layer in self.placement.layers:
+            self._quantize_layer(layer)
+        for value in self.placement.tensors:
+            self._quantize_tensor(value)
+
+    # activations
+
+    def _quantize_tensor(self, value: ir.Value) -> None:
+        affine = self.affines[value]
+        array = const_array(value)
+        if array is not None:
+            self._quantize_constant(value, array, affine)
+            return
+        through = self.placement.written_by_integer_kernel(value)
+        source = self._shielded(self._drop_redundant_clamp(value, affine))
+        readers = [
+            (use.node, use.idx)
+            for use in source.uses()
+            # Behind a float operator, float readers keep the exact value.
+            if through or use.node in self.placement.integer
+        ]
+        scale, zero_point = self._parameters(source, affine)
+        quantized = self._node("QuantizeLinear", [source, scale, zero_point], source)
+        quantized.outputs[0].type = ir.TensorType(zero_point.dtype or ir.DataType.UINT8)
+        restored = self._node("DequantizeLinear", [quantized.outputs[0], scale, zero_point], source)
+        self._insert_behind(source, [quantized, restored])
+        for node, index in readers:
+            node.replace_input_with(index, restored.outputs[0])
+        if through and source.is_graph_output():
+            self._become_output(source, restored.outputs[0])
+
+    def _become_output(self, source: ir.Value, restored: ir.Value) -> None:
+        """Makes the restored float the output of the graph, under the output's name."""
+        name = source.name or ""
+        for index, output in enumerate(self.graph.outputs):
+            if output is source:
+                self.graph.outputs[index] = restored
+        source.name = self.names.fresh(f"{name}_float")
+        restored.name = name
+
+    def _insert_behind(self, value: ir.Value, nodes: list[ir.Node]) -> None:
+        producer = value.producer()
+        if producer is not None and producer.graph is self.graph:
+            self.graph.insert_after(producer, nodes)
+        else:
+            self.graph.insert_before(self.graph[0], nodes)
+
+    def _drop_redundant_clamp(self, value: ir.Value, affine: Affine) -> ir.Value:
+        """Removes the Relu or Clip before a Q that saturates at the same place.
+
+        Returns:
+            The value to quantize: the clamp's input under the clamp's name, or ``value``.
+        """
+        clamp = self.placement.clamps.get(value)
+        if clamp is None or not _is_redundant(clamp, affine):
+            return value
+        source = clamp.inputs[0]
+        assert source is not None, "a clamp in the placement has an input"
+        name = value.name
+        if value.is_graph_output():
+            for index, output in enumerate(self.graph.outputs):
+                if output is value:
+                    self.graph.outputs[index] = source
+        value.replace_all_uses_with(source)
+        source.type, source.shape = value.type, value.shape
+        self.graph.remove(clamp, safe=True)
+        source.name = name
+        self.removed_clamps.append(clamp.op_type)
+        return source
+
+    def _shielded(self, value: ir.Value) -> ir.Value:
+        """Puts a Max of one operand behind a float layer whose input is dequantized.
+
+        Between a DQ and a Q onnxruntime quantizes the float weights of Conv, ConvTranspose and
+        Gemm by itself, per tensor and at its default level only. A layer that was left in float on
+        purpose must stay there; an Identity would be optimized away.
+        """
+        node = value.producer()
+        if node is not None and node.op_type in ("Relu", "Clip") and node.inputs[0] is not None:
+            node = node.inputs[0].producer()
+        if node is None or node in self._layers or not _would_be_quantized(node):
+            return value
+        shield = ir.Node("", "Max", [value], name=self.names.fresh_node(f"{node.name}_shield"))
+        shield.outputs[0].name = self.names.fresh(f"{value.name}_shielded")
+        shield.outputs[0].type, shield.outputs[0].shape = value.type, value.shape
+        set_provenance(shield, PASS)
+        self._insert_behind(value, [shield])
+        for use in list(value.uses()):
+            if use.node is not shield and use.node in self.placement.integer:
+                use.node.replace_input_with(use.idx, shield.outputs[0])
+        self.shielded.append(node.name or "")
+        return shield.outputs[0]
+
+    def _quantize_constant(self, value: ir.Value, array: NDArray[Any], affine: Affine) -> None:
+        codes = quantize(array.astype(np.float32), affine.scale, affine.zero_point, affine.type)
+        stored = self._constant(f"{value.name}_quantized", codes)
+        scale, zero_point = self._parameters(value, affine)
+        restored = self._node("DequantizeLinear", [stored, scale, zero_point], value)
+        for use in list(value.uses()):
+            if use.node in self.placement.integer:
+                use.node.replace_input_with(use.idx, restored.outputs[0])
+        self.graph.insert_before(self.graph[0], restored)
+
+    def _parameters(self, value: ir.Value, affine: Affine) -> tuple[ir.Value, ir.Value]:
+        return (
+            self._constant(f"{value.name}_scale", affine.scale),
+            self._constant(f"{value.name}_zero_point", affine.zero_point),
+        )
+
+    # weights
+
+    def _quantize_layer(self, layer: Layer) -> None:
+        node = layer.node
+        input_scale = None
+        if node in self.placement.integer:
+            input_scale = float(self.affines[layer.data].scale)
+        weight = quantize_weight(
+            layer,
+            per_channel=self.weights.per_channel,
+            reduce_range=self.weights.reduce_range,
+            input_scale=input_scale,
+        )
+        if weight.raised:
+            self.raised_channels[node.name or ""] = weight.raised
+        bias = layer.bias()
+        node.replace_input_with(1, self._restored_weight(layer, weight))
+        if bias is not None and input_scale is not None:
+            node.replace_input_with(2, self._restored_bias(layer, weight, bias, input_scale))
+        # Both factors are inside the constants now; onnxruntime fuses Gemm only without them.
+        node.attributes.pop("alpha", None)
+        node.attributes.pop("beta", None)
+
+    def _restored_weight(self, layer: Layer, weight: QuantizedWeight) -> ir.Value:
+        source = layer.weight_value
+        stored = self._constant(f"{source.name}_quantized", weight.values)
+        scale = self._constant(f"{source.name}_scale", weight.scale)
+        zero = self._constant(f"{source.name}_zero_point", np.zeros(weight.scale.shape, np.int8))
+        return self._dequantize(layer.node, source, [stored, scale, zero], weight.axis)
+
+    def _restored_bias(
+        self, layer: Layer, weight: QuantizedWeight, bias: NDArray[Any], input_scale: float
+    ) -> ir.Value:
+        source = layer.bias_value
+        assert source is not None, "the layer has a bias"
+        scale = bias_scale(layer, weight, input_scale)
+        stored = self._constant(f"{source.name}_quantized", quantize_bias(bias, scale))
+        scale_value = self._constant(f"{source.name}_scale", scale)
+        axis = 0 if scale.ndim else None
+        return self._dequantize(layer.node, source, [stored, scale_value], axis)
+
+    def _dequantize(
+        self, before: ir.Node, source: ir.Value, inputs: list[ir.Value], axis: int | None
+    ) -> ir.Value:
+        node = self._node("DequantizeLinear", inputs, source)
+        if axis is not None:
+            node.attributes["axis"] = ir.AttrInt64("axis", axis)
+        self.graph.insert_before(before, node)
+        return node.outputs[0]
+
+    # parts
+
+    def _constant(self, name: str, array: NDArray[Any]) -> ir.Value:
+        """An initializer; equal arrays made from the same name are stored once."""
+        key = (name, array.dtype.str, array.shape, array.tobytes())
+        if key not in self._constants:
+            self._constants[key] = add_initializer(self.graph, self.names.fresh(name), array)
+        return self._constants[key]
+
+    def _node(self, op_type: str, inputs: list[ir.Value], source: ir.Value) -> ir.Node:
+        suffix = "quantized" if op_type == "QuantizeLinear" else "dequantized"
+        node = ir.Node(
+            "",
+            op_type,
+            inputs,
+            num_outputs=1,
+            name=self.names.fresh_node(f"{source.name}_{op_type}"),
+        )
+        node.outputs[0].type, node.outputs[0].shape = source.type, source.shape
+        node.outputs[0].name = self.names.fresh(f"{source.name}_{suffix}")
+        set_provenance(node, PASS)
+        return node
+
+
+def _would_be_quantized(node: ir.Node) -> bool:
+    """Whether onnxruntime would quantize the float weights of this node between a DQ and a Q."""
+    if node.op_type not in ("Conv", "ConvTranspose", "Gemm") or node.inputs[0] is None:
+        return False
+    producer = node.inputs[0].producer()
+    dequantized = producer is not None and producer.op_type == "DequantizeLinear"
+    return dequantized and const_array(node.inputs[1]) is not None
+
+
+def _is_redundant(clamp: ir.Node, affine: Affine) -> bool:
+    """Whether saturation already does what a Relu or Clip does, to within half a step.
+
+    Half a step is what rounding may move a value by anyway.
+    """
+    low, high = clamp_bounds(clamp)
+    scale, zero_point = float(affine.scale), int(affine.zero_point)
+    lowest = (affine.type.low - zero_point) * scale
+    highest = (affine.type.high - zero_point) * scale
+    return lowest >= low - scale / 2 and highest <= high + scale / 2
+
+
+def clamp_bounds(clamp: ir.Node) -> tuple[float, float]:
+    """Lower and upper bound of a Relu or Clip; a missing bound is infinite."""
+    if clamp.op_type == "Relu":
+        return 0.0, float("inf")
+    bounds = []
+    for index, missing in ((1, -float("inf")), (2, float("inf"))):
+        value = clamp.inputs[index] if len(clamp.inputs) > index else None
+        array = const_array(value)
+        bounds.append(missing if array is None else float(array.reshape(-1)[0]))
+    return bounds[0], bounds[1]
+
+
+def affines_for(
+    placement: Placement,
+    ranges: Mapping[str, Range],
+    kind: QuantizedType,
+    *,
+    symmetric: bool,
+) -> dict[ir.Value, Affine]:
+    """Scale and zero point of every placed tensor from the ranges of its sources.
+
+    Args:
+        placement: Tensors and the sources of their ranges.
+        ranges: By tensor name, one for every source.
+        kind: Integer type of activations.
+        symmetric: Zero point in the middle of the type.
+    """
+    result: dict[ir.Value, Affine] = {}
+    shared: dict[tuple[ir.Value, ...], Affine] = {}
+    for value in placement.tensors:
+        sources = placement.sources[value]
+        if sources not in shared:
+            found = [ranges[source.name or ""] for source in sources]
+            low = min(item.low for item in found)
+            high = max(item.high for item in found)
+            shared[sources] = affine_from_range(low, high, kind, symmetric=symmetric)
+        result[value] = shared[sources]
+    return result

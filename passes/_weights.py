@@ -1,0 +1,124 @@
+"""Turns the weight and bias of a layer into integers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slimctl.numerics.affine import (
+    INT8_NARROW,
+    INT8_REDUCED,
+    SMALLEST_SCALE,
+    along,
+    quantize,
+    symmetric_scales,
+)
+from slimctl.passes._layers import Layer
+
+BIAS_LIMIT: Final = 2**30
+"""Largest magnitude of an int32 bias: half the type, so that the sum of products, and a later
+correction of the bias, still fit beside it."""
+
+PAIR_LIMIT: Final = 128
+"""Two uint8 x int8 products fit 16 bits while 255 * (|w1| + |w2|) <= 32767."""
+
+
+@dataclass(frozen=True)
+class QuantizedWeight:
+    """An integer weight.
+
+    Attributes:
+        values: int8, the shape of the weight.
+        scale: float32 [channels], or [] for one scale.
+        axis: Channel axis, None for one scale.
+        raised: Channels whose scale was raised so that the int32 bias does not overflow.
+    """
+
+    values: NDArray[np.int8]
+    scale: NDArray[np.float32]
+    axis: int | None
+    raised: int = 0
+
+
+def quantize_weight(
+    layer: Layer, *, per_channel: bool, reduce_range: bool, input_scale: float | None
+) -> QuantizedWeight:
+    """Symmetric int8 weight of a layer.
+
+    Args:
+        layer: The layer.
+        per_channel: One scale per output channel where the operator has a channel axis.
+        reduce_range: Use 7 bits in channels where a 16-bit sum of two products could saturate.
+        input_scale: Scale of the quantized input; None when the bias stays float.
+    """
+    weight = layer.weight()
+    axis = layer.channel_axis if per_channel else None
+    scale = symmetric_scales(weight, axis, INT8_NARROW)
+    if reduce_range:
+        scale = _reduced_scales(weight, scale, axis)
+    bias = layer.bias()
+    raised = 0
+    if input_scale is not None and bias is not None:
+        needed = _scale_for_bias(layer, bias, input_scale, axis)
+        raised = int(np.count_nonzero(needed > scale))
+        scale = np.maximum(scale, needed)
+    zero = np.zeros(scale.shape, np.int8)
+    values = quantize(weight.astype(np.float32, copy=False), scale, zero, INT8_NARROW, axis)
+    return QuantizedWeight(values.astype(np.int8, copy=False), scale, axis, raised)
+
+
+def _reduced_scales(
+    weight: NDArray[Any], scale: NDArray[np.float32], axis: int | None
+) -> NDArray[np.float32]:
+    """Doubles the scale of channels in which two products of 8-bit weights could saturate."""
+    reduced = symmetric_scales(weight, axis, INT8_REDUCED)
+    steps = np.rint(np.abs(weight) / along(scale, axis, weight.ndim))
+    if axis is None:
+        channels = steps.reshape(1, -1)
+    else:
+        channels = np.moveaxis(steps, axis, 0).reshape(weight.shape[axis], -1)  # [c, rest]
+    # Which weights the kernel pairs depends on its packing: the two largest are the worst case.
+    largest = np.partition(channels, -2, axis=1)[:, -2:] if channels.shape[1] > 1 else channels
+    saturates = largest.sum(axis=1) > PAIR_LIMIT
+    return np.where(saturates.reshape(scale.shape), reduced, scale).astype(np.float32)
+
+
+def _scale_for_bias(
+    layer: Layer, bias: NDArray[Any], input_scale: float, axis: int | None
+) -> NDArray[np.float32]:
+    """The smallest weight scales at which the int32 bias stays below its limit."""
+    bound = np.abs(bias.astype(np.float64)) / (input_scale * BIAS_LIMIT)  # [channels]
+    # The product of both scales is the bias scale: it must stay a normal float32, too.
+    bound = np.maximum(bound, SMALLEST_SCALE / input_scale)
+    if axis is None:
+        return np.asarray(bound.max(), np.float32)
+    if layer.node.op_type == "ConvTranspose":
+        bound = bound.reshape(layer.groups, -1).max(axis=0)  # groups share the scales of O/g
+    return bound.astype(np.float32)
+
+
+def bias_scale(layer: Layer, weight: QuantizedWeight, input_scale: float) -> NDArray[np.float32]:
+    """Scale of the int32 bias, ``input_scale * weight_scale`` in float32 as kernels compute it.
+
+    Returns:
+        [channels], or [] when the weight has one scale.
+    """
+    scale = np.float32(input_scale) * weight.scale
+    if weight.axis is not None and layer.node.op_type == "ConvTranspose":
+        return np.tile(scale, layer.groups)
+    return np.asarray(scale, np.float32)
+
+
+def quantize_bias(bias: NDArray[Any], scale: NDArray[np.float32]) -> NDArray[np.int32]:
+    """``rint(bias / scale)`` as int32; the scale was chosen so that it fits.
+
+    Args:
+        bias: [channels]
+        scale: [channels] or []
+    """
+    steps = np.rint(bias.astype(np.float64) / scale.astype(np.float64))
+    limits = np.iinfo(np.int32)
+    return np.clip(steps, limits.min, limits.max).astype(np.int32)
