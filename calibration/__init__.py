@@ -1,0 +1,1 @@
+"""Calibration: what the values of a model's tensors are on the user's data."""
