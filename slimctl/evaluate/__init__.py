@@ -1,0 +1,1 @@
+"""Measures models: accuracy, distance from a reference, latency and memory."""
