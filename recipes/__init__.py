@@ -1,0 +1,1 @@
+"""Presets: recipes without a model, one YAML file each."""

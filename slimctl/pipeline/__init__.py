@@ -1,0 +1,1 @@
+"""Runs passes on a model, checks what each promised, and packages the result."""

@@ -1,0 +1,212 @@
+"""What every pass must hold, checked on the file that a step leaves behind.
+
+1. The ONNX checker accepts the model, shape inference included.
+2. Inputs and outputs keep their names, types and shapes (unless the pass says INTERFACE).
+3. onnxruntime loads it, as it stands and fully optimized, and runs it on inputs that the model
+   before ran on.
+4. Outputs are finite where those of the model before were.
+5. A pass that claims EXACT computes the same outputs, up to rounding.
+
+A promise that the model before broke as well is no fault of the step: it becomes a note.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from slimctl.core.contract import Effect, Feeds, Pass
+from slimctl.core.errors import ModelExecutionError, PassContractError
+from slimctl.evaluate.compare import is_float
+from slimctl.evaluate.divergence import locate
+from slimctl.evaluate.metrics import sqnr_db
+from slimctl.graph.edit import Port, interface
+from slimctl.pipeline.exactness import (
+    CONDITION,
+    largest_error,
+    rounding_tolerance,
+    sensitivity,
+    unit,
+)
+from slimctl.pipeline.stage import Observation, Stage, observe
+
+_CLOSE_DB = 30.0  # optimization levels that agree this well need no mention
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One step before the court.
+
+    Attributes:
+        label: How messages call the step.
+        step: What ran.
+        before: The model that it got.
+        after: The model that it made, already written to its file.
+        feeds: What both models are run on; of the model before, the outputs for the first of
+            them at least are known.
+        threads: Threads of onnxruntime.
+    """
+
+    label: str
+    step: Pass
+    before: Stage
+    after: Stage
+    feeds: tuple[Feeds, ...]
+    threads: int = 0
+
+    def broken(self, promise: str, detail: str) -> PassContractError:
+        """The error of a broken promise."""
+        return PassContractError(self.label, promise, detail=detail)
+
+
+class Verdict(NamedTuple):
+    """What the checks found.
+
+    Attributes:
+        notes: What could not be checked, or looks odd, in sentences.
+        error: Largest difference of an EXACT step's outputs, relative to their largest value.
+    """
+
+    notes: tuple[str, ...] = ()
+    error: float | None = None
+
+
+def check_step(trial: Trial) -> Verdict:
+    """Checks every promise of one step, and fills in what its model computes.
+
+    Raises:
+        PassContractError: A promise is broken; names it, and the tensor or node where known.
+    """
+    keeps_interface = trial.step.effect is not Effect.INTERFACE
+    if keeps_interface:
+        _check_interface(trial)
+    notes = tuple(_check_validity(trial))
+    if trial.before.refusal:
+        trial.after.refusal = trial.before.refusal
+        return Verdict((*notes, f"not checked by running it: {trial.before.refusal}"))
+    before = trial.before.observation
+    if before is None or not keeps_interface:
+        _run(trial, ())  # it has to load all the same
+        return Verdict(notes)
+    after = _run(trial, trial.feeds)
+    trial.after.observation = after
+    _check_finite(trial, before, after)
+    if trial.step.effect is Effect.EXACT:
+        return Verdict(notes, _check_exact(trial, before, after))
+    return Verdict((*notes, *_level_notes(before, after)))
+
+
+def _check_interface(trial: Trial) -> None:
+    before, after = interface(trial.before.model), interface(trial.after.model)
+    found = _difference("input", before.inputs, after.inputs) or _difference(
+        "output", before.outputs, after.outputs
+    )
+    if found:
+        raise trial.broken("inputs and outputs stay as they are", found)
+
+
+def _difference(kind: str, before: Sequence[Port], after: Sequence[Port]) -> str:
+    if len(before) != len(after):
+        return f"there were {len(before)} {kind}s and are {len(after)}"
+    changed = [(old, new) for old, new in zip(before, after, strict=True) if old != new]
+    if not changed:
+        return ""
+    old, new = changed[0]
+    return f"{kind} '{old.name}' was {_port_text(old)} and is '{new.name}' {_port_text(new)}"
+
+
+def _port_text(port: Port) -> str:
+    shape = "of any shape" if port.shape is None else str(list(port.shape))
+    return f"{port.dtype} {shape}"
+
+
+def _check_validity(trial: Trial) -> Iterator[str]:
+    complaint = trial.after.checker_complaint()
+    if complaint and not trial.before.checker_complaint():
+        raise trial.broken("the ONNX checker accepts the model", complaint)
+    if complaint:
+        yield f"the ONNX checker rejects the model, as it did before the step: {complaint}"
+
+
+def _run(trial: Trial, feeds: tuple[Feeds, ...]) -> Observation:
+    try:
+        return observe(trial.after.path, feeds, trial.threads)
+    except ModelExecutionError as error:
+        place = f"{error.where}: " if error.where.startswith("node") else ""
+        raise trial.broken("onnxruntime loads and runs the model", place + error.what) from error
+
+
+def _pairs(before: Observation, after: Observation) -> list[tuple[Feeds, Feeds]]:
+    """Outputs of both models for the same inputs."""
+    return [*zip(before.optimized, after.optimized, strict=False)]
+
+
+def _check_finite(trial: Trial, before: Observation, after: Observation) -> None:
+    for old, new in _pairs(before, after):
+        for name, array in new.items():
+            if not _finite(array) and _finite(old[name]):
+                raise trial.broken("outputs are finite", f"output '{name}' holds NaN or infinity")
+
+
+def _finite(array: Any) -> bool:
+    return not is_float(array) or bool(np.isfinite(array).all())
+
+
+def _check_exact(trial: Trial, before: Observation, after: Observation) -> float:
+    pairs = _pairs(before, after)
+    if after.plain is not None:
+        pairs.append((before.optimized[0], after.plain))
+    one = unit(trial.before.model)
+    error, output = max(largest_error(old, new, one) for old, new in pairs)
+    allowed = rounding_tolerance(trial.before.model)
+    if error > allowed:
+        moved = sensitivity(
+            trial.before.path,
+            before,
+            trial.feeds,
+            unit=one,
+            threads=trial.threads,
+        )
+        allowed = max(allowed, CONDITION * moved)
+    if error > allowed:
+        detail = (
+            f"output '{output}' differs by {error:.1e} of its largest value, rounding explains "
+            f"{allowed:.1e}{_divergence(trial, allowed)}"
+        )
+        raise trial.broken("an EXACT pass keeps the function", detail)
+    return error
+
+
+def _divergence(trial: Trial, allowed: float) -> str:
+    """Where the models part, as the end of a sentence; nothing when it cannot be told."""
+    bound_db = -20.0 * math.log10(min(allowed, 1.0))
+    found = locate(
+        trial.before.model,
+        trial.after.model,
+        trial.feeds,
+        bound_db=bound_db,
+        threads=trial.threads,
+    ).first
+    return f"; they part at tensor '{found.tensor}' of node '{found.node}'" if found else ""
+
+
+def _level_notes(before: Observation, after: Observation) -> Iterator[str]:
+    """Says when onnxruntime's optimizations change the result more than the step did.
+
+    onnxruntime quantizes float weights between Q/DQ pairs by itself, per tensor, at its default
+    level; a graph that invites it to do so computes something else than what was built.
+    """
+    for name, plain in (after.plain or {}).items():
+        if not is_float(plain):
+            continue
+        levels_db = sqnr_db(plain, after.optimized[0][name])
+        step_db = sqnr_db(before.optimized[0][name], plain)
+        if levels_db < min(step_db, _CLOSE_DB):
+            yield (
+                f"output '{name}': onnxruntime's optimizations change the result more "
+                f"({levels_db:.1f} dB) than this step does ({step_db:.1f} dB)"
+            )

@@ -1,0 +1,108 @@
+"""Inputs for the checks: a few real samples if there are any, and random ones of their shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slimctl.core.contract import Feeds
+from slimctl.data.random_data import random_feeds
+from slimctl.graph.edit import Dimension, Interface, Port
+
+SAMPLES = 4
+"""Real samples that are run after every step: enough to see a broken step, cheap enough to do it
+every time. Gates and ``slimctl verify`` judge with all of the data."""
+
+_SIZES = (32, 64, 256, 512, 1)
+"""What a dynamic dimension other than the batch may be, most likely first: many image models want
+multiples of 32, speech models frames of 256 or 512."""
+
+
+@dataclass(frozen=True)
+class Probes:
+    """What the checks feed to a model.
+
+    Attributes:
+        samples: Real inputs; SQNR is measured on these.
+        random: Random inputs; EXACT claims are tested on these. None when no random input fits.
+    """
+
+    samples: tuple[Feeds, ...] = ()
+    random: Feeds | None = None
+
+    def chosen(self, *, exact: bool) -> tuple[Feeds, ...]:
+        """What a step is judged on: random inputs only where EXACT is claimed, or all there is."""
+        return self.all if exact or not self.samples else self.samples
+
+    @property
+    def all(self) -> tuple[Feeds, ...]:
+        """All inputs, random ones last."""
+        return self.samples if self.random is None else (*self.samples, self.random)
+
+
+def random_like(sample: Feeds, seed: int) -> Feeds:
+    """Random inputs with the shapes, types, mean and spread of a sample.
+
+    Integers (token numbers, lengths, sample rates) and texts are taken over: most models accept
+    few values there.
+    """
+    generator = np.random.default_rng(seed)
+    return {name: _noise_like(array, generator) for name, array in sample.items()}
+
+
+def _noise_like(array: NDArray[Any], generator: np.random.Generator) -> NDArray[Any]:
+    if not np.issubdtype(array.dtype, np.floating) or array.size == 0:
+        return array
+    values = array.astype(np.float64)
+    spread = float(values.std()) or 1.0
+    noise = generator.standard_normal(array.shape) * spread + float(values.mean())
+    return np.asarray(noise.astype(array.dtype))
+
+
+def random_candidates(interface: Interface, seed: int) -> Iterator[Feeds]:
+    """Random inputs that may fit an interface, likeliest first; nothing for non-tensor inputs.
+
+    An open first axis is a batch of one. All other open axes get one size; after that only the last
+    axis of each input does and the others get 1, since they may be batches too (recurrent states).
+    """
+    if any(port.dtype is None or port.shape is None for port in interface.inputs):
+        return
+    for only_last in (False, True):
+        for size in _SIZES:
+            sizes = {port.name: _shape(port, size, only_last) for port in interface.inputs}
+            yield random_feeds(interface, seed=seed, sizes=sizes)
+
+
+def _shape(port: Port, size: int, only_last: bool) -> tuple[int, ...]:
+    shape = port.shape or ()
+    last = len(shape) - 1
+    return tuple(
+        dim if isinstance(dim, int) else 1 if axis == 0 or (only_last and axis < last) else size
+        for axis, dim in enumerate(shape)
+    )
+
+
+def cut_samples(feeds: Feeds, interface: Interface, size: int) -> tuple[Feeds, ...]:
+    """Up to :data:`SAMPLES` single samples of a batch; the whole batch where it cannot be cut.
+
+    Args:
+        feeds: One batch.
+        interface: The model's.
+        size: Number of samples in the batch.
+    """
+    shapes = {port.name: port.shape for port in interface.inputs}
+    if not all(_is_batch(array, shapes.get(name), size) for name, array in feeds.items()):
+        return (feeds,)
+    return tuple(
+        {name: array[index : index + 1] for name, array in feeds.items()}
+        for index in range(min(size, SAMPLES))
+    )
+
+
+def _is_batch(array: NDArray[Any], shape: tuple[Dimension, ...] | None, size: int) -> bool:
+    holds_samples = array.ndim > 0 and array.shape[0] == size
+    return holds_samples and shape is not None and not isinstance(shape[0], int)
