@@ -1,0 +1,168 @@
+"""Options that several commands share, spelled the same everywhere.
+
+Paths are ``readable=False``: typer's own check would speak first, and the code that opens the file
+says better what is wrong and what to do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, TypeAlias
+
+import typer
+
+_DATA = "Data"
+_COMMON = "Common"
+
+
+def completes(values: Sequence[str]) -> Callable[[str], list[str]]:
+    """Shell completion from a fixed list of words."""
+
+    def complete(incomplete: str) -> list[str]:
+        return [value for value in values if value.startswith(incomplete)]
+
+    return complete
+
+
+def complete_target(incomplete: str) -> list[str]:
+    """Target names for shell completion."""
+    from slimctl.targets import target_names
+
+    return [name for name in target_names() if name.startswith(incomplete)]
+
+
+Model: TypeAlias = Annotated[
+    Path,
+    typer.Argument(metavar="MODEL", help="ONNX model file.", show_default=False, readable=False),
+]
+OutputPath: TypeAlias = Annotated[
+    Path,
+    typer.Option(
+        "-o",
+        "--output",
+        metavar="PATH",
+        help="Output: a file x.onnx (x.manifest.json is written beside it), or a folder for the "
+        "full artifact.",
+        rich_help_panel=_COMMON,
+        show_default=False,
+        readable=False,
+    ),
+]
+Force: TypeAlias = Annotated[
+    bool,
+    typer.Option("--force", help="Replace an existing output.", rich_help_panel=_COMMON),
+]
+Calibration: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--calib",
+        metavar="SOURCE",
+        help="Calibration data: an npz file, a folder of npz or npy files, of images (with "
+        "--preprocess) or of test_data_set_* folders, module:function, or random.",
+        rich_help_panel=_DATA,
+        show_default=False,
+    ),
+]
+Data: TypeAlias = Annotated[
+    str,
+    typer.Option(
+        "--data",
+        metavar="SOURCE",
+        help="Data: an npz file, a folder of npz or npy files, of images (with --preprocess) or "
+        "of test_data_set_* folders, module:function, or random.",
+        rich_help_panel=_DATA,
+        show_default=False,
+    ),
+]
+Samples: TypeAlias = Annotated[
+    int | None,
+    typer.Option(
+        "--samples",
+        metavar="N",
+        min=1,
+        help="Use at most N samples.",
+        rich_help_panel=_DATA,
+        show_default="all",
+    ),
+]
+BatchSize: TypeAlias = Annotated[
+    int | None,
+    typer.Option(
+        "--batch-size",
+        metavar="N",
+        min=1,
+        help="Samples per run of the model.",
+        rich_help_panel=_DATA,
+        show_default="what the model and the source suggest",
+    ),
+]
+Preprocess: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--preprocess",
+        metavar="PRESET|FILE",
+        help="How images become inputs: a preset's name or a YAML file.",
+        rich_help_panel=_DATA,
+        show_default=False,
+    ),
+]
+SkipBadSamples: TypeAlias = Annotated[
+    bool,
+    typer.Option(
+        "--skip-bad-samples",
+        help="Leave samples with NaN or Inf out and count them, instead of stopping.",
+        rich_help_panel=_DATA,
+    ),
+]
+UseCache: TypeAlias = Annotated[
+    bool,
+    typer.Option(
+        "--cache/--no-cache",
+        help="Use and fill the cache of calibration results.",
+        rich_help_panel=_DATA,
+    ),
+]
+TargetName: TypeAlias = Annotated[
+    str,
+    typer.Option(
+        "--target",
+        metavar="NAME",
+        help="Execution-provider profile, a name from 'slimctl target list' or a YAML file.",
+        autocompletion=complete_target,
+        rich_help_panel=_COMMON,
+    ),
+]
+Seed: TypeAlias = Annotated[
+    int,
+    typer.Option("--seed", metavar="N", help="Seed of everything random.", rich_help_panel=_COMMON),
+]
+Threads: TypeAlias = Annotated[
+    int,
+    typer.Option(
+        "--threads",
+        metavar="N",
+        min=0,
+        help="Threads of onnxruntime; 0 leaves the number to it.",
+        rich_help_panel=_COMMON,
+    ),
+]
+Json: TypeAlias = Annotated[
+    bool,
+    typer.Option("--json", help="Print the result as one JSON document.", rich_help_panel=_COMMON),
+]
+Quiet: TypeAlias = Annotated[
+    bool,
+    typer.Option(
+        "-q", "--quiet", help="No progress and no notes on stderr.", rich_help_panel=_COMMON
+    ),
+]
+Verbose: TypeAlias = Annotated[
+    bool,
+    typer.Option(
+        "-v",
+        "--verbose",
+        help="Full lists instead of their beginnings.",
+        rich_help_panel=_COMMON,
+    ),
+]

@@ -1,0 +1,92 @@
+"""``slimctl run``: a recipe from end to end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, TypeAlias
+
+import typer
+
+from slimctl.cli.options import Force, Json, Quiet, UseCache, Verbose
+from slimctl.cli.output import Output
+
+RecipeName: TypeAlias = Annotated[
+    str,
+    typer.Argument(
+        metavar="RECIPE",
+        help="A recipe file, or the name of a preset from 'slimctl recipe list'.",
+        show_default=False,
+    ),
+]
+Overrides: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="Change one value of the recipe, such as model=m.onnx or steps.1.calibration=kl; "
+        "steps count from 0; repeatable.",
+        show_default=False,
+    ),
+]
+
+
+def run(
+    recipe: RecipeName,
+    *,
+    overrides: Overrides = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "-o",
+            "--output",
+            metavar="PATH",
+            help="Output: a file x.onnx, or a folder for the full artifact.",
+            show_default="where the recipe says",
+            readable=False,
+        ),
+    ] = None,
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="Print the recipe with every default resolved, and stop."),
+    ] = False,
+    keep_failed: Annotated[
+        bool,
+        typer.Option("--keep-failed", help="Write the result even if a gate fails."),
+    ] = False,
+    cache: UseCache = True,
+    force: Force = False,
+    json: Json = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Run a recipe: the whole chain, gates included."""
+    from slimctl.cli.summary import run_blocks, run_document
+    from slimctl.recipe.run import run_recipe
+
+    said = Output(json=json, quiet=quiet)
+    if dry_run:
+        show_plan(said, recipe, overrides or [])
+        return
+    result = run_recipe(
+        recipe,
+        overrides or [],
+        output=output,
+        force=force,
+        keep_failed=keep_failed,
+        use_cache=cache,
+        progress=said.progress(),
+    )
+    said.result(run_document(result), list(run_blocks(result, everything=verbose)))
+    result.raise_for_gates()
+
+
+def show_plan(said: Output, recipe: str, overrides: Sequence[str]) -> None:
+    """Prints what a recipe would run, as a recipe in which nothing is left open."""
+    import yaml
+
+    from slimctl.recipe.resolve import lock
+    from slimctl.recipe.run import plan_recipe
+
+    text = lock(plan_recipe(recipe, overrides), Path.cwd())
+    said.result(yaml.safe_load(text), [text.rstrip("\n")])
