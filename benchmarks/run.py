@@ -1,0 +1,50 @@
+"""Runs the benchmarks: ``python benchmarks/run.py [NAME ...]`` or ``python -m benchmarks``.
+
+Each prints its tables and writes ``benchmarks/results/NAME.txt``. Models and data come out of
+public packages (assets.py), everything else is made in a temporary folder. ``PEERS_PYTHON`` may
+name a Python with other quantizers (peers.py); ``--slow`` runs those that take minutes as well.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+if __package__ in (None, ""):  # started as a file: only its own folder is on the path
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)
+
+from benchmarks import accuracy, calibration_speed, latency, startup
+from benchmarks.artifacts import Artifacts
+from benchmarks.harness import Report
+from benchmarks.workload import Workload
+
+BENCHMARKS: dict[str, Callable[[Artifacts], Report]] = {
+    "startup": startup.run,
+    "calibration_speed": calibration_speed.run,
+    "accuracy": accuracy.run,
+    "auto_calibration": accuracy.run_auto,
+    "latency": latency.run,
+}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs the named benchmarks, or all; a promise that is missed does not fail the run."""
+    parser = argparse.ArgumentParser(description="Measures slimctl side by side with others.")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(BENCHMARKS))
+    parser.add_argument("--slow", action="store_true", help="run peers that take minutes as well")
+    options = parser.parse_args(arguments)
+    unknown = [name for name in options.names if name not in BENCHMARKS]
+    if unknown:
+        parser.error(f"no benchmark {unknown[0]!r}; there are {', '.join(BENCHMARKS)}")
+    with tempfile.TemporaryDirectory(prefix="slimctl-bench-") as folder:
+        artifacts = Artifacts(Workload(Path(folder)), slow=options.slow)
+        for name in options.names or BENCHMARKS:
+            BENCHMARKS[name](artifacts).write()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
