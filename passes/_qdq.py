@@ -57,7 +57,7 @@ class Emitter:
 
     def __post_init__(self) -> None:
         self.graph = self.placement.graph
-        self._layers = {layer.node for layer in self.placement.layers}
+        self.layers = {layer.node for layer in self.placement.layers}
         self._constants: dict[tuple[object, ...], ir.Value] = {}
 
     def emit(self) -> None:
@@ -142,7 +142,7 @@ class Emitter:
         node = value.producer()
         if node is not None and node.op_type in ("Relu", "Clip") and node.inputs[0] is not None:
             node = node.inputs[0].producer()
-        if node is None or node in self._layers or not _would_be_quantized(node):
+        if node is None or node in self.layers or not _would_be_quantized(node):
             return value
         shield = ir.Node("", "Max", [value], name=self.names.fresh_node(f"{node.name}_shield"))
         shield.outputs[0].name = self.names.fresh(f"{value.name}_shielded")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
@@ -23,12 +25,13 @@ from slimctl.core.contract import (
 from slimctl.core.errors import PassFailedError, UnsupportedModelError
 from slimctl.core.target import ActivationType, Target
 from slimctl.graph.bodies import observable_graphs
-from slimctl.graph.edit import NameScope, all_nodes, const_array, remove_dead
+from slimctl.graph.edit import NameScope, all_nodes, clone_model, const_array, remove_dead
 from slimctl.graph.select import Selection, check_patterns
 from slimctl.graph.shapes import infer_shapes
 from slimctl.numerics.affine import INT8, UINT8, QuantizedType
+from slimctl.passes._fallback import choose_float_layers, noise_of
 from slimctl.passes._fusion_report import FusionReport, inspect_fusion
-from slimctl.passes._layers import linear_input
+from slimctl.passes._layers import is_linear, linear_input
 from slimctl.passes._placement import Placement, place
 from slimctl.passes._qdq import Emitter, WeightSettings, affines_for
 from slimctl.passes._widen import widen
@@ -36,6 +39,11 @@ from slimctl.passes.bias_correction import BiasCorrection
 from slimctl.passes.fuse import Fuse
 
 _ALREADY_QUANTIZED = ("QuantizeLinear", "DequantizeLinear", "QLinearConv", "QLinearMatMul")
+
+
+_HEADROOM_DB = 3.0
+"""Layers are left in float until this much more than asked for is kept: the few samples that are
+looked at were also calibrated with, and others are worse."""
 
 
 class Quantize(Pass):
@@ -76,6 +84,12 @@ class Quantize(Pass):
     )
     exclude: tuple[str, ...] = Field(
         (), description="Leave matching nodes in float: as --include; repeatable."
+    )
+    min_sqnr: float = Field(
+        15.0,
+        ge=0.0,
+        description="Leave the most sensitive layers in float so that every output keeps this "
+        "SQNR on calibration samples, in dB; 0 quantizes whatever can be.",
     )
     fuse: bool = Field(True, description="Run the fuse pass first.")
     bias_correction: bool = Field(True, description="Run the bias-correction pass afterwards.")
@@ -140,41 +154,85 @@ class Quantize(Pass):
         """
         infer_shapes(model)
         widened = widen(model, self.name)
-        options = self.resolve(context.target)
-        selection = Selection(self.include, self.exclude)
-        placements, ranges = _calibrated(model, options, selection, context)
+        work = _Work(self.resolve(context.target), model, context)
+        built = work.build(Selection(self.include, self.exclude))
+        notes = ["float16 is computed as float32; inputs and outputs keep float16"] * widened
+        if self.min_sqnr and context.has_data:
+            built, more = work.keep_sqnr(built, self.min_sqnr)
+            notes += more
+        model.graph = built.model.graph
+        return built.report(notes, context.target)
+
+    def activation_kind(self) -> QuantizedType:
+        """The integer type of activations, once resolved."""
+        return INT8 if self.activation_type == "int8" else UINT8
+
+
+@dataclass(frozen=True)
+class _Built:
+    """A quantized model and how it came about."""
+
+    model: ir.Model
+    selection: Selection
+    emitters: list[Emitter]
+    ranges: Mapping[str, Range]
+    operators: Mapping[str, int]
+
+    def layers(self) -> list[str]:
+        """Names of the quantized layers."""
+        return [
+            node.name or ""
+            for emitter in self.emitters
+            for node in emitter.placement.graph
+            if node in emitter.placement.integer or node in emitter.layers
+            if is_linear(node)
+        ]
+
+    def report(self, notes: list[str], target: Target) -> PassReport:
+        """What was done, the optimized graph inspected."""
+        fusion = inspect_fusion(self.model, target)
+        skipped = [item for emitter in self.emitters for item in emitter.placement.skipped]
+        return PassReport(
+            changed=self.operators,
+            skipped=(*skipped, *fusion.unfused),
+            notes=(*notes, *_notes(self.emitters, fusion, self.selection)),
+            facts=_facts(self.emitters, fusion, self.ranges),
+        )
+
+
+class _Work:
+    """Quantizes clones of one float model, with more or fewer layers left in float."""
+
+    def __init__(self, options: Quantize, model: ir.Model, context: Context) -> None:
+        self.options = options
+        self.model = model
+        self.context = context
+        self.known: dict[str, Range] = {}
+
+    def build(self, selection: Selection) -> _Built:
+        """A quantized clone.
+
+        Raises:
+            PassFailedError: The selection leaves nothing to quantize.
+        """
+        clone = clone_model(self.model)
+        placements = self._calibrated(clone, selection)
         if not any(placement.integer or placement.layers for placement in placements):
             raise _nothing_to_do(placements, selection)
         operators = _operators(placements)
-        emitters = self._emit(model, options, placements, ranges, context.target)
-        fusion = inspect_fusion(model, context.target)
-        skipped = [item for placement in placements for item in placement.skipped]
-        return PassReport(
-            changed=operators,
-            skipped=(*skipped, *fusion.unfused),
-            notes=(
-                *(["float16 is computed as float32; inputs and outputs keep float16"] * widened),
-                *_notes(emitters, fusion, selection),
-            ),
-            facts=_facts(emitters, fusion, ranges),
-        )
+        emitters = self._emit(clone, placements)
+        return _Built(clone, selection, emitters, dict(self.known), operators)
 
-    def _emit(
-        self,
-        model: ir.Model,
-        options: Quantize,
-        placements: list[Placement],
-        ranges: Mapping[str, Range],
-        target: Target,
-    ) -> list[Emitter]:
+    def _emit(self, model: ir.Model, placements: list[Placement]) -> list[Emitter]:
         names = NameScope(model)
-        weights = WeightSettings(bool(options.per_channel), bool(options.reduce_range))
-        kind = options.activation_kind()
+        weights = WeightSettings(bool(self.options.per_channel), bool(self.options.reduce_range))
+        kind = self.options.activation_kind()
+        symmetric = self.context.target.activation_symmetric
         emitters = [
             Emitter(
                 names,
                 placement,
-                affines_for(placement, ranges, kind, symmetric=target.activation_symmetric),
+                affines_for(placement, self.known, kind, symmetric=symmetric),
                 weights,
             )
             for placement in placements
@@ -185,9 +243,122 @@ class Quantize(Pass):
         remove_dead(model)  # the float weights
         return emitters
 
-    def activation_kind(self) -> QuantizedType:
-        """The integer type of activations, once resolved."""
-        return INT8 if self.activation_type == "int8" else UINT8
+    def _calibrated(self, model: ir.Model, selection: Selection) -> list[Placement]:
+        """Placements in which every tensor has a range; tensors without one drop out of them."""
+        unusable: frozenset[str] = frozenset()
+        while True:
+            placements = _placements(model, self.context.target, selection, unusable)
+            groups = [group for placement in placements for group in placement.sources.items()]
+            sources = dict.fromkeys(source for _, group in groups for source in group)
+            self._learn([source for source in sources if source.name not in self.known], model)
+            missing = {source.name or "" for source in sources} - set(self.known)
+            if not missing:
+                for value, group in groups:  # of use where a smaller choice breaks a group up
+                    self.known.setdefault(
+                        value.name or "", _union(self.known[s.name or ""] for s in group)
+                    )
+                return placements
+            unusable |= missing
+
+    def _learn(self, sources: list[ir.Value], model: ir.Model) -> None:
+        """Ranges: known by operator, read off constants, or calibrated."""
+        observed: list[str] = []
+        for source in sources:
+            name = source.name or ""
+            producer = source.producer()
+            array = const_array(source)
+            if array is not None:
+                self.known[name] = Range(float(np.min(array)), float(np.max(array)))
+            elif producer is not None and producer.op_type in self.context.target.fixed_ranges:
+                self.known[name] = Range(*self.context.target.fixed_ranges[producer.op_type])
+            else:
+                observed.append(name)
+        request = RangeRequest(
+            tensors=tuple(observed),
+            method=self.options.calibration,
+            percentile=self.options.percentile,
+            levels=self.options.activation_kind().levels,
+            symmetric=self.context.target.activation_symmetric,
+        )
+        if observed:
+            self.known |= self.context.ranges(model, request)
+
+    # accuracy
+
+    def keep_sqnr(self, built: _Built, floor_db: float) -> tuple[_Built, list[str]]:
+        """The model itself, or one with the layers in float that cost its outputs too much.
+
+        Returns:
+            The model, and sentences for the summary.
+        """
+        before = self._measure(built)
+        if not before or min(before.values()) >= floor_db:
+            return built, []
+        corrected = self._corrected(built)
+        if min(corrected.values()) >= floor_db:
+            return built, []
+        return self._rescue(built, corrected, floor_db)
+
+    def _rescue(
+        self, built: _Built, corrected: Mapping[str, float], floor_db: float
+    ) -> tuple[_Built, list[str]]:
+        layers = built.layers()
+        alone = {
+            layer: noise_of(self._corrected(self.build(self._leaving(layers, except_for=layer))))
+            for layer in self.context.progress.track(
+                iter(layers), total=len(layers), label="finding sensitive layers"
+            )
+        }
+        found: list[_Built] = []
+
+        def holds(chosen: Sequence[str]) -> bool:
+            found.append(self.build(self._leaving(chosen, alone=alone)))
+            return min(self._corrected(found[-1]).values()) >= aim_db
+
+        worst, aim_db = min(corrected.values()), floor_db + _HEADROOM_DB
+        chosen = choose_float_layers(noise_of(corrected), alone, aim_db, holds)
+        if chosen is None:
+            return built, [
+                f"outputs keep {worst:.1f} dB, less than {floor_db:g} dB, "
+                "and leaving the most sensitive layers in float does not help"
+            ]
+        return found[-1], [
+            f"{len(chosen)} of {len(layers)} layers left in float: with all of them quantized the "
+            f"outputs keep only {worst:.1f} dB, less than {floor_db:g} dB (--min-sqnr)"
+        ]
+
+    def _leaving(
+        self,
+        layers: Sequence[str],
+        *,
+        except_for: str = "",
+        alone: Mapping[str, Mapping[str, float]] | None = None,
+    ) -> Selection:
+        reasons = {layer: _reason(layer, alone) for layer in layers if layer != except_for}
+        return Selection(self.options.include, self.options.exclude, reasons)
+
+    def _measure(self, built: _Built) -> Mapping[str, float]:
+        return self.context.fidelity(built.model)
+
+    def _corrected(self, built: _Built) -> Mapping[str, float]:
+        """SQNR as it will be once a later bias-correction has run."""
+        if BiasCorrection.name not in self.context.later:
+            return self._measure(built)
+        clone = clone_model(built.model)
+        BiasCorrection().apply(clone, self.context)
+        return self.context.fidelity(clone)
+
+
+def _reason(layer: str, alone: Mapping[str, Mapping[str, float]] | None) -> str:
+    if alone is None:
+        return "not looked at"
+    worst = -10.0 * math.log10(max(*alone[layer].values(), 1e-30))
+    return f"left in float for accuracy: quantized alone it lowers an output to {worst:.1f} dB"
+
+
+def _union(ranges: Iterable[Range]) -> Range:
+    found = list(ranges)
+    return Range(min(item.low for item in found), max(item.high for item in found))
 
 
 def _placements(
@@ -203,52 +374,6 @@ def _operators(placements: list[Placement]) -> dict[str, int]:
     nodes = {node for placement in placements for node in placement.integer}
     nodes |= {layer.node for placement in placements for layer in placement.layers}
     return dict(sorted(Counter(node.op_type for node in nodes).items()))
-
-
-def _calibrated(
-    model: ir.Model, options: Quantize, selection: Selection, context: Context
-) -> tuple[list[Placement], dict[str, Range]]:
-    """Placements in which every tensor has a range; tensors without one drop out of them."""
-    unusable: frozenset[str] = frozenset()
-    while True:
-        placements = _placements(model, context.target, selection, unusable)
-        sources = dict.fromkeys(
-            source
-            for placement in placements
-            for group in placement.sources.values()
-            for source in group
-        )
-        ranges = _ranges(list(sources), options, context, model)
-        missing = {source.name or "" for source in sources} - set(ranges)
-        if not missing:
-            return placements, ranges
-        unusable |= missing
-
-
-def _ranges(
-    sources: list[ir.Value], options: Quantize, context: Context, model: ir.Model
-) -> dict[str, Range]:
-    """Ranges of all sources: known by operator, read off constants, or calibrated."""
-    known: dict[str, Range] = {}
-    observed: list[str] = []
-    for source in sources:
-        name = source.name or ""
-        producer = source.producer()
-        array = const_array(source)
-        if array is not None:
-            known[name] = Range(float(np.min(array)), float(np.max(array)))
-        elif producer is not None and producer.op_type in context.target.fixed_ranges:
-            known[name] = Range(*context.target.fixed_ranges[producer.op_type])
-        else:
-            observed.append(name)
-    request = RangeRequest(
-        tensors=tuple(observed),
-        method=options.calibration,
-        percentile=options.percentile,
-        levels=options.activation_kind().levels,
-        symmetric=context.target.activation_symmetric,
-    )
-    return {**known, **(context.ranges(model, request) if observed else {})}
 
 
 def _nothing_to_do(placements: list[Placement], selection: Selection) -> PassFailedError:

@@ -36,6 +36,7 @@ class PlainContext:
     reference: ir.Model
     target: Target = field(default_factory=lambda: load_target("cpu"))
     seed: int = 0
+    later: Sequence[str] = ()
     progress: Progress = field(default_factory=SilentProgress)
     has_data: bool = True
     requests: list[RangeRequest] = field(default_factory=list)
@@ -50,6 +51,16 @@ class PlainContext:
             results = {**feed, **run(session, feed)}
             for name in names:
                 found[name].append(np.asarray(results[name]))
+        return found
+
+    def fidelity(self, model: ir.Model) -> Mapping[str, float]:
+        names = [value.name or "" for value in model.graph.outputs]
+        ours, theirs = (self.observe(m, names) for m in (self.reference, model))
+        found = {}
+        for name in names:
+            a, b = (np.concatenate([x.ravel() for x in side[name]]) for side in (ours, theirs))
+            noise = float(np.sum((a - b) ** 2, dtype=np.float64))
+            found[name] = 10 * np.log10(float(np.sum(a**2, dtype=np.float64)) / max(noise, 1e-30))
         return found
 
     def ranges(self, model: ir.Model, request: RangeRequest) -> Mapping[str, Range]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -33,7 +33,8 @@ def inspect(
         typer.Option(
             "--dim",
             metavar="NAME=N",
-            help="Size of a symbolic dimension, or of a nameless one as input[axis]=N; repeatable.",
+            help="Size of a symbolic dimension, or of a nameless one as input[axis]=N; repeatable. "
+            "Open first dimensions are 1 unless given.",
             show_default=False,
         ),
     ] = None,
@@ -42,15 +43,33 @@ def inspect(
 ) -> None:
     """Show operators, shapes, parameters, MACs and bytes of a model."""
     from slimctl.graph.cost import model_cost, node_costs
+    from slimctl.graph.edit import interface
     from slimctl.graph.load import load_model
 
-    sizes = parse_dims(dim or [])
+    given = parse_dims(dim or [])
     graph = load_model(model)
-    total, nodes = model_cost(graph, sizes), node_costs(graph, sizes)
-    Output(json=json).result(
-        _document(model, graph, total, nodes),
-        list(_blocks(model, graph, total, nodes, everything=verbose)),
-    )
+    sizes = single_sample(interface(graph).inputs) | given
+    found = Inspection(model, graph, sizes, model_cost(graph, sizes), node_costs(graph, sizes))
+    Output(json=json).result(_document(found), list(_blocks(found, everything=verbose)))
+
+
+class Inspection(NamedTuple):
+    """What was looked at and what was found."""
+
+    path: Path
+    model: ir.Model
+    sizes: Mapping[str, int]
+    total: ModelCost
+    nodes: Sequence[NodeCost]
+
+
+def single_sample(inputs: Sequence[Port]) -> dict[str, int]:
+    """Size 1 for every open first dimension: the costs are those of one sample by default."""
+    return {
+        port.shape[0] or f"{port.name}[0]": 1
+        for port in inputs
+        if port.shape and not isinstance(port.shape[0], int)
+    }
 
 
 def parse_dims(texts: Sequence[str]) -> dict[str, int]:
@@ -68,14 +87,14 @@ def parse_dims(texts: Sequence[str]) -> dict[str, int]:
     return sizes
 
 
-def _document(
-    path: Path, model: ir.Model, total: ModelCost, nodes: Sequence[NodeCost]
-) -> dict[str, Any]:
+def _document(found: Inspection) -> dict[str, Any]:
     from slimctl.graph.edit import interface
 
+    path, model, sizes, total, nodes = found
     ports = interface(model)
     return {
         "model": path,
+        "sizes": sizes,
         "ir_version": model.ir_version,
         "opsets": dict(model.opset_imports),
         "producer": _producer(model),
@@ -104,11 +123,10 @@ def _dtype(port: Port) -> str:
     return "unknown" if port.dtype is None else port.dtype.name.lower()
 
 
-def _blocks(
-    path: Path, model: ir.Model, total: ModelCost, nodes: Sequence[NodeCost], *, everything: bool
-) -> Iterator[Block]:
+def _blocks(found: Inspection, *, everything: bool) -> Iterator[Block]:
     from slimctl.graph.edit import interface
 
+    path, model, sizes, total, nodes = found
     ports = interface(model)
     at_least = "at least " if total.unknown else ""
     yield Facts(
@@ -122,6 +140,7 @@ def _blocks(
             "nodes": str(len(nodes)),
             "parameters": words.number(total.parameters),
             "weights": words.size(total.weight_bytes),
+            "sizes": words.setting(sizes) or "all fixed",
             "MACs": at_least + words.number(total.macs),
             "activations": f"{at_least}{words.size(total.activation_bytes)} read and written "
             "in one run",
@@ -137,19 +156,19 @@ def _blocks(
     if total.unknown:
         yield (
             f"{total.unknown} nodes have unknown shapes and count as nothing; the sizes of open "
-            f"dimensions are set with {' '.join(_open_dimensions(ports.inputs)) or '--dim NAME=N'}"
+            f"dimensions are set with {' '.join(_open(ports.inputs, sizes)) or '--dim NAME=N'}"
         )
 
 
-def _open_dimensions(inputs: Sequence[Port]) -> list[str]:
-    """Options that would set every open dimension of the inputs."""
+def _open(inputs: Sequence[Port], sizes: Mapping[str, int]) -> list[str]:
+    """Options that would set the dimensions of the inputs that are still open."""
     names = [
         dim or f"{port.name}[{axis}]"
         for port in inputs
         for axis, dim in enumerate(port.shape or ())
         if not isinstance(dim, int)
     ]
-    return [f"--dim '{name}=N'" for name in dict.fromkeys(names)]
+    return [f"--dim '{name}=N'" for name in dict.fromkeys(names) if name not in sizes]
 
 
 def shape_text(shape: Sequence[int | str | None] | None) -> str:

@@ -64,15 +64,15 @@ def _steps(records: Sequence[StepRecord], manifest: Manifest) -> Table:
     rows = [
         (
             step.name,
-            words.counts(step.changed),
-            str(len(step.skipped)),
             words.size(step.weight_bytes),
             words.decibel(step.sqnr_db),
             f"{record.seconds:.1f}",
+            str(len(step.skipped)),
+            words.counts(step.changed),
         )
         for step, record in zip(manifest.steps, records, strict=True)
     ]
-    return Table(("step", "changed", ">left alone", ">weights", ">SQNR", ">seconds"), rows)
+    return Table(("step", ">weights", ">SQNR", ">seconds", ">left alone", "changed"), rows)
 
 
 def _notes(steps: Sequence[StepFacts]) -> Iterator[Block]:

@@ -170,6 +170,18 @@ class Context(Protocol):
         """The float model before the latest APPROXIMATE step; passes must not change it."""
         ...
 
+    @property
+    def later(self) -> Sequence[str]:
+        """Names of the passes that run after the current one."""
+        ...
+
+    def fidelity(self, model: ir.Model) -> Mapping[str, float]:
+        """SQNR in dB of each float output against the original, on a few calibration samples.
+
+        Empty when there are no calibration data, or the original cannot be run here.
+        """
+        ...
+
     def ranges(self, model: ir.Model, request: RangeRequest) -> Mapping[str, Range]:
         """Ranges of tensors of this model on the calibration data.
 

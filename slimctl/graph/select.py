@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
@@ -50,14 +50,18 @@ class Selection:
     Attributes:
         include: Only matching nodes are touched; empty means all.
         exclude: Matching nodes are left alone, also if included.
+        reasons: Nodes that are left alone for another reason, by exact name.
     """
 
     include: Sequence[str] = ()
     exclude: Sequence[str] = ()
+    reasons: Mapping[str, str] = field(default_factory=dict)
     _used: set[str] = field(default_factory=set)
 
     def reason_against(self, node: ir.Node) -> str | None:
         """Why a node must be left alone, or None when it may be touched."""
+        if node.name and node.name in self.reasons:
+            return self.reasons[node.name]
         for pattern in self.exclude:
             if _matches(pattern, node):
                 self._used.add(pattern)

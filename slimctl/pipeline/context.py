@@ -32,7 +32,8 @@ from slimctl.core.errors import SourceError
 from slimctl.core.target import Target
 from slimctl.data.sources import DataSource
 from slimctl.graph.save import content_hash
-from slimctl.graph.session import onnxruntime_version
+from slimctl.graph.session import onnxruntime_version, open_session, run
+from slimctl.pipeline.fidelity import sqnr_by_output
 
 
 class _Known:
@@ -81,6 +82,7 @@ class PipelineContext:
     _step: Pass | None = field(default=None, init=False, repr=False)
     _later: Sequence[Pass] = field(default=(), init=False, repr=False)
     _reference: ir.Model | None = field(default=None, init=False, repr=False)
+    _samples: tuple[tuple[Feeds, Feeds], ...] = field(default=(), init=False, repr=False)
     _known: dict[str, _Known] = field(default_factory=dict, init=False, repr=False)
 
     def enter(self, step: Pass, later: Sequence[Pass], reference: ir.Model) -> None:
@@ -94,6 +96,23 @@ class PipelineContext:
         self._step = step
         self._later = later
         self._reference = reference
+
+    def judge_by(self, samples: Sequence[Feeds], outputs: Sequence[Feeds]) -> None:
+        """Says what the original computes on a few samples; :meth:`fidelity` compares with it."""
+        self._samples = tuple(zip(samples, outputs, strict=True))
+
+    @property
+    def later(self) -> Sequence[str]:
+        """Names of the passes that run after the current one."""
+        return [step.name for step in self._later]
+
+    def fidelity(self, model: ir.Model) -> Mapping[str, float]:
+        """SQNR in dB of each float output against the original, on a few calibration samples."""
+        if not self._samples:
+            return {}
+        session = open_session(model, threads=self.threads)
+        found = [run(session, feeds) for feeds, _ in self._samples]
+        return sqnr_by_output((expected for _, expected in self._samples), found)
 
     @property
     def has_data(self) -> bool:
@@ -156,7 +175,7 @@ class PipelineContext:
     def _statistics(
         self, model: ir.Model, tensors: Sequence[str], layers: Sequence[LinearInput]
     ) -> Statistics:
-        """At least what was asked for; the data are run through the model if anything is missing."""
+        """At least what was asked for; data are run through the model if anything is missing."""
         if self.data is None:
             raise SourceError("none", "There are no calibration data", fix="give --calib SOURCE")
         digest = content_hash(model)

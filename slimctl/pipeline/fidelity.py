@@ -10,8 +10,8 @@ from slimctl.evaluate.compare import is_float
 from slimctl.evaluate.metrics import Similarity
 
 
-def worst_sqnr_db(reference: Iterable[Feeds], other: Iterable[Feeds]) -> float | None:
-    """SQNR in dB of the worst output over all runs together; None when no output is of floats.
+def sqnr_by_output(reference: Iterable[Feeds], other: Iterable[Feeds]) -> dict[str, float]:
+    """SQNR in dB of each output of floats, over all runs together.
 
     Args:
         reference: Outputs of the original, one dictionary per run.
@@ -22,4 +22,9 @@ def worst_sqnr_db(reference: Iterable[Feeds], other: Iterable[Feeds]) -> float |
         for name, array in expected.items():
             if is_float(array):
                 outputs[name].update(array, found[name])
-    return min((output.sqnr_db for output in outputs.values()), default=None)
+    return {name: output.sqnr_db for name, output in outputs.items()}
+
+
+def worst_sqnr_db(reference: Iterable[Feeds], other: Iterable[Feeds]) -> float | None:
+    """SQNR in dB of the worst output, as :func:`sqnr_by_output`; None when none is of floats."""
+    return min(sqnr_by_output(reference, other).values(), default=None)

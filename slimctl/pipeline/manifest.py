@@ -169,6 +169,7 @@ class Run(ManifestPart):
         platform: Its system and processor.
         threads: Threads that were asked for; 0 when onnxruntime decided.
         seconds: Durations by what took them.
+        notes: What the user should know about this run, in sentences.
         latency: Measured latencies, JSON types.
         gates: Bounds on what differs from run to run, with what was found.
         files: Files made for people, with their hashes.
@@ -179,6 +180,7 @@ class Run(ManifestPart):
     platform: str
     threads: int = 0
     seconds: dict[str, float] = Field(default_factory=dict)
+    notes: tuple[str, ...] = ()
     latency: dict[str, Any] | None = None
     gates: tuple[GateFacts, ...] = ()
     files: tuple[FileEntry, ...] = ()

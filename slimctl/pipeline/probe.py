@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from slimctl.core.contract import Feeds
+from slimctl.data.batch import Batch
 from slimctl.data.random_data import random_feeds
 from slimctl.graph.edit import Dimension, Interface, Port
 
 SAMPLES = 4
 """Real samples that are run after every step: enough to see a broken step, cheap enough to do it
 every time. Gates and ``slimctl verify`` judge with all of the data."""
+
+MOST_SAMPLES = 16
+"""As many where they are small, up to :data:`_VALUES` in all: a frame of sound says little."""
+
+_VALUES = 600_000
+
+_LOOK = 64
+"""Samples from which those are taken, evenly: the first ones of a recording may be silence, and
+decoding thousands of images to see four of them would take longer than everything else."""
 
 _SIZES = (32, 64, 256, 512, 1)
 """What a dynamic dimension other than the batch may be, most likely first: many image models want
@@ -87,7 +98,7 @@ def _shape(port: Port, size: int, only_last: bool) -> tuple[int, ...]:
 
 
 def cut_samples(feeds: Feeds, interface: Interface, size: int) -> tuple[Feeds, ...]:
-    """Up to :data:`SAMPLES` single samples of a batch; the whole batch where it cannot be cut.
+    """The single samples of a batch; the whole batch where it cannot be cut.
 
     Args:
         feeds: One batch.
@@ -98,9 +109,30 @@ def cut_samples(feeds: Feeds, interface: Interface, size: int) -> tuple[Feeds, .
     if not all(_is_batch(array, shapes.get(name), size) for name, array in feeds.items()):
         return (feeds,)
     return tuple(
-        {name: array[index : index + 1] for name, array in feeds.items()}
-        for index in range(min(size, SAMPLES))
+        {name: array[index : index + 1] for name, array in feeds.items()} for index in range(size)
     )
+
+
+def spread_samples(batches: Iterable[Batch], interface: Interface) -> tuple[Feeds, ...]:
+    """A few single samples out of the first :data:`_LOOK`, evenly spread.
+
+    Args:
+        batches: Of a data source; as few as needed are read.
+        interface: The model's.
+    """
+    singles = (one for batch in batches for one in cut_samples(batch.feeds, interface, batch.size))
+    kept: list[Feeds] = []
+    stride = wanted = 1
+    for index, sample in enumerate(islice(singles, _LOOK)):
+        if index == 0:
+            size = sum(array.size for array in sample.values())
+            wanted = min(max(_VALUES // max(size, 1), SAMPLES), MOST_SAMPLES)
+        if index % stride == 0:
+            # A copy: a view of one sample would keep its whole batch in memory.
+            kept.append({name: array.copy() for name, array in sample.items()})
+        if len(kept) == 2 * wanted:
+            kept, stride = kept[::2], 2 * stride
+    return tuple(kept[:: -(-len(kept) // wanted)]) if kept else ()
 
 
 def _is_batch(array: NDArray[Any], shape: tuple[Dimension, ...] | None, size: int) -> bool:

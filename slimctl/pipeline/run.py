@@ -22,7 +22,7 @@ from slimctl.pipeline.chain import check_order, resolve_chain
 from slimctl.pipeline.checks import Trial, Verdict, check_step
 from slimctl.pipeline.context import PipelineContext
 from slimctl.pipeline.fidelity import worst_sqnr_db
-from slimctl.pipeline.probe import SAMPLES, Probes, cut_samples
+from slimctl.pipeline.probe import Probes, spread_samples
 from slimctl.pipeline.stage import Stage, observe_original
 
 Measure = Callable[[Path], float]
@@ -121,6 +121,9 @@ class _Runner:
         self.probes = observe_original(
             self.original, self._samples(), seed=self.context.seed, threads=self.context.threads
         )
+        if self.original.observation is not None:
+            samples = self.probes.samples
+            self.context.judge_by(samples, self.original.observation.optimized[: len(samples)])
         metric = self.measure(self.original.path) if self.measure else None
         stage, latest, records = self.original, metric, []
         for index in range(len(self.chain)):
@@ -129,15 +132,10 @@ class _Runner:
             records.append(record)
         return PipelineResult(stage.model, stage.path, tuple(records), self.probes, metric)
 
-    def _samples(self) -> list[Feeds]:
+    def _samples(self) -> tuple[Feeds, ...]:
         """A few single samples of the calibration data, none without data."""
-        found: list[Feeds] = []
-        ports = interface(self.original.model)
-        for batch in self.context.data.batches() if self.context.data else ():
-            found.extend(cut_samples(batch.feeds, ports, batch.size))
-            if len(found) >= SAMPLES:
-                break
-        return found[:SAMPLES]
+        batches = self.context.data.batches() if self.context.data else ()
+        return spread_samples(batches, interface(self.original.model))
 
     def _step(self, index: int, before: Stage, metric: float | None) -> tuple[Stage, StepRecord]:
         """Runs and judges one step; ``metric`` is that of the model before."""

@@ -18,7 +18,9 @@ def manifest_of(
     found: Measurements,
     proof: Evidence,
     gates: Sequence[GateResult],
+    *,
     seconds: Mapping[str, float],
+    notes: Sequence[str],
 ) -> Manifest:
     """The manifest of a result, without its files.
 
@@ -28,12 +30,14 @@ def manifest_of(
         proof: The same as gates judged it.
         gates: Their verdicts.
         seconds: Durations by what took them.
+        notes: About this run, not about its result.
     """
     job, done = bench.job, found.done
     calibration = bench.calibration if any(step.needs_data for step in job.steps) else None
     run = facts.this_run(job.threads).model_copy(
         update={
             "seconds": {name: round(value, 3) for name, value in seconds.items()},
+            "notes": tuple(notes),
             "latency": _latency(proof),
             "gates": _gates(gates, repeatable=False),
         }

@@ -196,11 +196,25 @@ def run_job(
     started = time.perf_counter()
     bench = open_bench(job, job.model, progress or SilentProgress())
     with workspace(job.output) as folder:
-        found = _worked(bench, folder, use_cache=use_cache)
+        context = PipelineContext(
+            target=job.target,
+            seed=job.seed,
+            progress=bench.progress,
+            data=bench.calibration,
+            threads=job.threads,
+            use_cache=use_cache,
+        )
+        found = _worked(bench, context, folder)
         proof = evidence(bench, found)
         gates = judge(job.gates, proof)
-        seconds = _seconds(found.done.records, time.perf_counter() - started)
-        manifest = manifest_of(bench, found, proof, gates, seconds)
+        seconds = {
+            **_step_seconds(found.done.records),
+            "calibration": context.calibration_seconds,
+            "total": time.perf_counter() - started,
+        }
+        manifest = manifest_of(
+            bench, found, proof, gates, seconds=seconds, notes=context.notes
+        )
         accepted = keep_failed or all(gate.passed for gate in gates)
         artifact = _published(job, found, manifest, folder) if accepted else None
     return RunResult(
@@ -224,22 +238,13 @@ def _check_output(job: Job, *, force: bool) -> None:
         check_artifact_output(job.output, force=force)
 
 
-def _worked(bench: Bench, folder: Path, *, use_cache: bool) -> Measurements:
+def _worked(bench: Bench, context: PipelineContext, folder: Path) -> Measurements:
     """Runs the steps and measures their result."""
-    job = bench.job
-    context = PipelineContext(
-        target=job.target,
-        seed=job.seed,
-        progress=bench.progress,
-        data=bench.calibration,
-        threads=job.threads,
-        use_cache=use_cache,
-    )
     meter = meter_for(bench)
     done = run_steps(
-        bench.model, job.steps, context, source=bench.path, workspace=folder, measure=meter
+        bench.model, bench.job.steps, context, source=bench.path, workspace=folder, measure=meter
     )
-    files = _result_files(job, done, folder)
+    files = _result_files(bench.job, done, folder)
     return measure(bench, done, files, meter.last if meter else None)
 
 
@@ -255,12 +260,11 @@ def _result_files(job: Job, done: PipelineResult, folder: Path) -> list[Path]:
         raise output_error(job.output or target, error) from error
 
 
-def _seconds(records: Sequence[StepRecord], total: float) -> dict[str, float]:
-    steps = {
+def _step_seconds(records: Sequence[StepRecord]) -> dict[str, float]:
+    return {
         f"step {index} ({record.step.name})": record.seconds
         for index, record in enumerate(records, start=1)
     }
-    return {**steps, "total": total}
 
 
 def _published(job: Job, found: Measurements, manifest: Manifest, folder: Path) -> Artifact | None:

@@ -1,0 +1,117 @@
+"""Layers left in float so that outputs keep an SQNR."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+from onnx import numpy_helper
+
+from slimctl.passes._fallback import choose_float_layers, noise_of
+from slimctl.passes.quantize import Quantize
+
+
+def test_noise_is_the_power_behind_the_decibels() -> None:
+    assert noise_of({"y": 20.0, "z": 0.0}) == pytest.approx({"y": 0.01, "z": 1.0})
+
+
+def test_the_noisiest_layers_go_first_until_the_rest_is_quiet() -> None:
+    alone = {"a": {"y": 0.001}, "b": {"y": 0.1}, "c": {"y": 0.02}, "d": {"y": 0.002}}
+    total = {"y": 0.123}
+
+    def holds(chosen: Sequence[str]) -> bool:
+        left = sum(noise["y"] for layer, noise in alone.items() if layer not in chosen)
+        return -10 * np.log10(left) >= 20
+
+    # 0.001 + 0.002 is below 0.01, with 0.02 it is not.
+    assert choose_float_layers(total, alone, 20.0, holds) == ["b", "c"]
+
+
+def test_every_output_must_hold() -> None:
+    alone = {"a": {"y": 0.1, "z": 1e-6}, "b": {"y": 1e-6, "z": 0.1}, "c": {"y": 1e-6, "z": 1e-6}}
+    chosen = choose_float_layers({"y": 0.1, "z": 0.1}, alone, 20.0, lambda _: True)
+    assert sorted(chosen or []) == ["a", "b"]
+
+
+def test_more_layers_go_when_the_estimate_was_too_good() -> None:
+    alone = {name: {"y": 0.01 / 2**index} for index, name in enumerate("abcdefgh")}
+    seen: list[list[str]] = []
+
+    def holds(chosen: Sequence[str]) -> bool:
+        seen.append(list(chosen))
+        return len(seen) == 3
+
+    assert choose_float_layers({"y": 0.02}, alone, 18.0, holds) == seen[2]
+    assert len(seen[0]) < len(seen[1]) < len(seen[2])
+
+
+def test_nothing_that_was_tried_holds() -> None:
+    alone = {"a": {"y": 0.1}, "b": {"y": 0.1}}
+    assert choose_float_layers({"y": 0.2}, alone, 10.0, lambda _: False) is None
+
+
+# A spectrum: the logarithm makes errors of small values as visible as those of large ones.
+LOGARITHM = """<ir_version: 8, opset_import: ["": 17]>
+g (float[1,2,8,8] x) => (float[1,3,8,8] y)
+{
+    s = Conv(x, filters)
+    p = Mul(s, s)
+    e = Add(p, tiny)
+    l = Log(e)
+    h = Conv<pads=[1,1,1,1]>(l, w1)
+    r = Relu(h)
+    y = Conv(r, w2)
+}"""
+
+
+def _spectrum() -> tuple[ir.Model, list[dict[str, np.ndarray]]]:
+    rng = np.random.default_rng(0)
+    model = onnx.parser.parse_model(LOGARITHM)
+    for node in model.graph.node:
+        node.name = f"{node.op_type}_{node.output[0]}"
+    arrays = {
+        "filters": rng.normal(0, 1, (4, 2, 1, 1)) * 10.0 ** np.arange(4).reshape(4, 1, 1, 1),
+        "tiny": np.array(1e-6),
+        "w1": rng.normal(0, 0.3, (4, 4, 3, 3)),
+        "w2": rng.normal(0, 0.5, (3, 4, 1, 1)),
+    }
+    for key, array in arrays.items():
+        model.graph.initializer.append(numpy_helper.from_array(array.astype(np.float32), key))
+    x = [rng.normal(0, 1, (1, 2, 8, 8)) * 10 ** rng.uniform(-3, 0) for _ in range(8)]
+    return ir.from_proto(model), [{"x": array.astype(np.float32)} for array in x]
+
+
+def test_layer_before_a_logarithm_is_found(plain_context: Callable[..., Any]) -> None:
+    model, feeds = _spectrum()
+    context = plain_context(feeds, model)
+    everything = model.clone()
+    Quantize(min_sqnr=0).apply(everything, context)
+    assert context.fidelity(everything)["y"] < 15
+
+    result = model.clone()
+    report = Quantize(min_sqnr=20).apply(result, context)
+    assert context.fidelity(result)["y"] >= 20
+    assert [item.node for item in report.skipped] == ["Conv_s"]
+    assert "left in float for accuracy" in report.skipped[0].reason
+    assert any("1 of 3 layers" in note for note in report.notes)
+    assert report.changed["Conv"] == 2
+
+
+def test_floor_that_cannot_be_kept_is_said(plain_context: Callable[..., Any]) -> None:
+    model, feeds = _spectrum()
+    result = model.clone()
+    report = Quantize(min_sqnr=150).apply(result, plain_context(feeds, model))
+    assert any("does not help" in note for note in report.notes)
+    assert report.changed["Conv"] == 3
+
+
+def test_sound_model_is_not_scanned(plain_context: Callable[..., Any]) -> None:
+    model, feeds = _spectrum()
+    context = plain_context(feeds, model)
+    first = Quantize(min_sqnr=0.1).apply(model.clone(), context)
+    assert not first.skipped
+    assert len(context.requests) == 1
