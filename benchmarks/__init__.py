@@ -1,1 +1,1 @@
-"""Side-by-side runs against peers, and the real models and data that they, the demo and tests use."""
+"""Side-by-side runs against peers, and the models and data that the demo and tests use too."""

@@ -106,8 +106,8 @@ def run(artifacts: Artifacts) -> Report:
     report.text(
         peer_note(),
         "onnxruntime's Percentile is 99.999 unless said. Its Entropy chooses among 128 bins, of",
-        "which it keeps 128 levels, so that it equals MinMax. Others get the network with its",
-        "normalizations folded; wall time of slimctl is with a warm calibration cache.",
+        "which it keeps 128 levels, so that it equals MinMax. Other quantizers get the network",
+        "with its normalizations folded.",
     )
     for network in JUDGED:
         _network(artifacts, network, report)

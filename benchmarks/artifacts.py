@@ -46,45 +46,38 @@ class Artifacts:
         key = ("slimctl", network, method, "corrected" if bias_correction else "plain")
         if key not in self._made:
             path = self._path(key)
-            options = ["--calibration", method]
-            options.append("--bias-correction" if bias_correction else "--no-bias-correction")
-            # The cache is shared: only the threshold search differs between these runs.
-            cache = {"SLIMCTL_CACHE": str(self.workload.folder / "cache")}
-            command = self.our_command(network, path, options)
-            self._made[key] = Artifact(path, measure(command, cache))
+            options = [] if bias_correction else ["--no-bias-correction"]
+            taken = self.measure_ours(network, method, options=options, output=path)
+            self._made[key] = Artifact(path, taken)
         return self._made[key]
 
-    def our_command(
+    def measure_ours(
         self,
         network: str,
+        method: str,
+        *,
         output: Path,
-        options: Sequence[str] = (),
         count: int = CALIBRATION_IMAGES,
-    ) -> list[str]:
-        """The command line of ``slimctl quantize``."""
-        model, data = self.workload.model(network), self.workload.calibration(network, count)
-        command = [sys.executable, "-m", "slimctl", "quantize", str(model), "--calib", str(data)]
-        return [*command, *options, "--force", "-o", str(output)]
-
-    def measure_ours(
-        self, network: str, method: str, count: int = CALIBRATION_IMAGES
+        options: Sequence[str] = (),
     ) -> Measurement:
         """Runs ``slimctl quantize`` with nothing in its cache."""
+        model, data = self.workload.model(network), self.workload.calibration(network, count)
+        command = [sys.executable, "-m", "slimctl", "quantize", str(model), "--calib", str(data)]
+        command += ["--calibration", method, *options, "--force", "-o", str(output)]
         with tempfile.TemporaryDirectory() as folder:
-            output = Path(folder) / "quantized.onnx"
-            command = self.our_command(network, output, ["--calibration", method], count)
-            return measure(command, {"SLIMCTL_CACHE": str(Path(folder) / "cache")})
+            return measure(command, {"SLIMCTL_CACHE": folder})
 
     def onnxruntime(self, network: str, method: str) -> Artifact:
         """What onnxruntime's ``quantize_static`` makes, see onnxruntime_quantize."""
         key = ("onnxruntime", network, method.replace(":", "-"))
         if key not in self._made:
             path = self._path(key)
-            self._made[key] = Artifact(path, self.measure_onnxruntime(network, method, path))
+            taken = self.measure_onnxruntime(network, method, output=path)
+            self._made[key] = Artifact(path, taken)
         return self._made[key]
 
     def measure_onnxruntime(
-        self, network: str, method: str, output: Path, count: int = CALIBRATION_IMAGES
+        self, network: str, method: str, *, output: Path, count: int = CALIBRATION_IMAGES
     ) -> Measurement:
         """Runs ``quantize_static``, or ``inference``, over the calibration pictures."""
         files = [self.workload.model(network), self.workload.calibration(network, count), output]

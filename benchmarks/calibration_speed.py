@@ -30,10 +30,10 @@ def _rounds(artifacts: Artifacts, network: str) -> Taken:
     output = artifacts.workload.folder / "speed.onnx"
 
     def theirs(method: str) -> Callable[[], Measurement]:
-        return lambda: artifacts.measure_onnxruntime(network, method, output)
+        return lambda: artifacts.measure_onnxruntime(network, method, output=output)
 
     subjects = {
-        OURS: lambda: artifacts.measure_ours(network, "kl"),
+        OURS: lambda: artifacts.measure_ours(network, "kl", output=output),
         MINMAX: theirs("MinMax"),
         ENTROPY: theirs("Entropy"),
         FLOOR: theirs("inference"),
@@ -60,10 +60,13 @@ def _table(report: Report, network: str, taken: Taken) -> None:
 def _memory(artifacts: Artifacts, network: str, report: Report) -> dict[int, float]:
     """Peak memory by number of pictures; returns ours."""
     output = artifacts.workload.folder / "memory.onnx"
-    ours = {n: artifacts.measure_ours(network, "kl", n).peak_mb for n in MEMORY_COUNTS}
+    ours = {
+        count: artifacts.measure_ours(network, "kl", output=output, count=count).peak_mb
+        for count in MEMORY_COUNTS
+    }
     minmax = {
-        n: artifacts.measure_onnxruntime(network, "MinMax", output, n).peak_mb
-        for n in MEMORY_COUNTS
+        count: artifacts.measure_onnxruntime(network, "MinMax", output=output, count=count).peak_mb
+        for count in MEMORY_COUNTS
     }
     rows = [
         (name, *(f"{peaks[count]:.0f}" for count in MEMORY_COUNTS))

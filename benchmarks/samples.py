@@ -15,7 +15,7 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
-from demo.pages import draw_pages, draw_words
+from demo.pages import ANGLES, HEIGHT, WIDTH, draw_pages, draw_words
 
 Feeds: TypeAlias = dict[str, NDArray[Any]]
 Samples = Callable[[Path, Sequence[Path], int], Iterator[Feeds]]
@@ -47,12 +47,15 @@ def pages(model: Path, fonts: Sequence[Path], seed: int) -> Iterator[Feeds]:
 
 
 def page_maps(model: Path, fonts: Sequence[Path], seed: int) -> Iterator[Feeds]:
-    """Pages of different sizes for the text detector; sides are multiples of 32."""
+    """Parts of upright pages for the text detector, of sides that are multiples of 32."""
     del model
     random = Random(seed)
-    for page, _ in draw_pages(10**6, seed, fonts):
-        size = (32 * random.randint(10, 15), 32 * random.randint(10, 15))
-        yield {"x": _planes(page.resize(size, Image.Resampling.BILINEAR), 0.5, 0.5)}
+    for page, label in draw_pages(10**6, seed, fonts):
+        upright = page.rotate(ANGLES[label], expand=True)
+        width, height = 32 * random.randint(8, 9), 32 * random.randint(8, 12)
+        left, top = random.randint(0, WIDTH - 2 * width), random.randint(0, HEIGHT - 2 * height)
+        part = upright.crop((left, top, left + 2 * width, top + 2 * height))
+        yield {"x": _planes(part.resize((width, height), Image.Resampling.BILINEAR), 0.5, 0.5)}
 
 
 def draw_line(random: Random, fonts: Sequence[Path]) -> Image.Image:
@@ -101,17 +104,21 @@ def _voice(random: np.random.Generator, seconds: float, rate: int) -> NDArray[np
 
 
 def voice_chunks(model: Path, fonts: Sequence[Path], seed: int) -> Iterator[Feeds]:
-    """Chunks of 32 ms at 16 kHz, each with the state that the model left after the one before."""
+    """Chunks of 32 ms at 16 kHz, each with the state that the model left after the one before.
+
+    Neighbors are much alike, so that every eighth is taken.
+    """
     del fonts
     session, random = ort.InferenceSession(str(model)), np.random.default_rng(seed)
     rate = np.array(16000, np.int64)
     while True:
         signal = _voice(random, 4, 16000).astype(np.float32)
         state, context = np.zeros((2, 1, 128), np.float32), np.zeros(64, np.float32)
-        for start in range(0, signal.size - 512, 512):
-            chunk = np.concatenate([context, signal[start : start + 512]])
+        for index in range(signal.size // 512):
+            chunk = np.concatenate([context, signal[512 * index : 512 * (index + 1)]])
             feeds = {"input": chunk[np.newaxis], "state": state, "sr": rate}
-            yield feeds
+            if index % 8 == 7:
+                yield feeds
             _, state = session.run(None, feeds)
             context = chunk[-64:]
 

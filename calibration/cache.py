@@ -145,7 +145,10 @@ def _unpack(content: bytes) -> Statistics:
 
 
 def _layer(fields: dict[str, Any]) -> LinearInput:
-    return LinearInput(**{k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()})
+    values: dict[str, Any] = {
+        key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()
+    }
+    return LinearInput(**values)
 
 
 def _group(arrays: Mapping[str, NDArray[Any]], prefix: str) -> Arrays:

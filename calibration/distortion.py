@@ -113,10 +113,9 @@ class Distortion:
             steps: Intervals of the range.
         """
         step = (high - low) / steps
-        values, count = self._joined(float(step.min()) / _FINE)
-        return np.array(
-            [self._measure(values, count, *ends) for ends in zip(low, high, step, strict=True)]
-        )
+        values, count, spread = self._joined(float(step.min()) / _FINE)
+        ranges = zip(low, high, step, strict=True)
+        return spread + np.array([self._measure(values, count, *ends) for ends in ranges])
 
     def _measure(self, values: Array, count: Array, low: float, high: float, step: float) -> float:
         level = np.rint(values / step)
@@ -127,12 +126,14 @@ class Distortion:
         mean = float(weighted[beyond].sum()) / self._total
         return float(weighted @ error) / self._total + self._coherence * mean * mean
 
-    def _joined(self, width: float) -> tuple[Array, Array]:
-        """Means and counts of the values that lie in the same interval of ``width``."""
+    def _joined(self, width: float) -> tuple[Array, Array, float]:
+        """The values in intervals of ``width``: their means, counts, and variance about these."""
         key = np.floor(self._values / width)
         start = np.flatnonzero(np.diff(key, prepend=-np.inf))
         count = np.add.reduceat(self._count, start)
-        return np.add.reduceat(self._count * self._values, start) / count, count
+        mean = np.add.reduceat(self._count * self._values, start) / count
+        squares = float(self._moments.second[-1] - count @ (mean * mean))
+        return mean, count, max(squares, 0.0) / self._total
 
 
 def least_error_range(bins: Bins, levels: int, coherence: float = 0.0) -> Range:
@@ -162,7 +163,7 @@ def least_error_bound(bins: Bins, levels: int, coherence: float = 0.0) -> Range:
 
     With 256 levels the bound is 127 steps away from zero.
     """
-    side = levels // 2 - 1
+    side = max(levels // 2 - 1, 1)
     limit = max(-float(bins.low[0]), float(bins.high[-1]))
     distortion = Distortion(bins, coherence)
     bound = limit

@@ -3,8 +3,8 @@
 A candidate keeps the first i of n equal bins. The reference P is those bins, everything beyond in
 the last of them. Q is the same bins without what is beyond, quantized: divided into ``levels``
 groups whose sum is spread evenly over the group's bins that are not empty. The candidate with the
-least KL(P || Q) wins. As in TensorRT's published calibrator, the bin of exact zeros, which
-quantization represents without error, takes the value of its neighbor first.
+least KL(P || Q) wins. Exact zeros, which quantization represents without error and of which Relu
+makes more than of everything else, are left out.
 
 With h the counts, N their sum, o what lies beyond, C the kept ones, S and Z sum and number of
 non-empty bins of a group, and g the last group,
@@ -40,27 +40,28 @@ lumped (dead channels, Relu6 at 6) it prefers to resolve the lumps: without this
 """
 
 _BLOCK = 128  # candidates at a time: [128, 256] float64 stays in the second-level cache
-_ZOOMS = 12
 
 
-def divergences(counts: Array, levels: int) -> Array:
-    """KL(P || Q) for every candidate: the first ``levels``, ``levels`` + 1, ... all bins.
+def divergences(counts: Array, levels: int, first: int | None = None) -> Array:
+    """KL(P || Q) for every candidate: the first ``first``, ``first`` + 1, ... all bins.
 
     Args:
         counts: Not negative, float64 [n] with n >= ``levels``.
         levels: Quantization levels of the kept bins.
+        first: Bins of the smallest candidate, at least ``levels``, which is the default.
 
     Returns:
-        float64 [n - levels + 1]; infinite where the last kept bin is empty and something lies
+        float64 [n - first + 1]; infinite where the last kept bin is empty and something lies
         beyond it.
     """
+    tried = slice((first or levels) - 1, None)
     total = float(counts.sum())
-    kept = np.cumsum(counts)[levels - 1 :]  # [candidates]
-    beyond = total - kept
-    beyond[-1] = 0.0  # exactly: rounding must not leave anything beyond all bins
-    last = counts[levels - 1 :]
-    entropy = np.cumsum(_xlogx(counts))[levels - 1 :] - _xlogx(last) + _xlogx(last + beyond)
-    quantized, level_of_last = _quantized(counts, levels)
+    kept = np.cumsum(counts)[tried]  # [candidates]
+    # Summed up from the end, so that nothing beyond is exactly zero.
+    beyond = np.append(np.cumsum(counts[:0:-1])[::-1], 0.0)[tried]
+    last = counts[tried]
+    entropy = np.cumsum(_xlogx(counts))[tried] - _xlogx(last) + _xlogx(last + beyond)
+    quantized, level_of_last = _quantized(counts, levels, kept.size)
     with np.errstate(divide="ignore", invalid="ignore"):
         cost = np.where(beyond > 0, beyond * np.log(level_of_last), 0.0)
         normalization = total * np.log(total / kept)
@@ -69,13 +70,14 @@ def divergences(counts: Array, levels: int) -> Array:
     return np.where((kept > 0) & ((beyond == 0) | (last > 0)), result, np.inf)
 
 
-def _quantized(counts: Array, levels: int) -> tuple[Array, Array]:
-    """Per candidate: the sum of S log(S / Z) over groups, and S / Z of the last group."""
+def _quantized(counts: Array, levels: int, candidates: int) -> tuple[Array, Array]:
+    """Sum of S log(S / Z) over groups, and S / Z of the last group, for the last candidates."""
     sums = np.concatenate([[0.0], np.cumsum(counts)])
     filled = np.concatenate([[0], np.cumsum(counts > 0)])
     starts = _group_starts(counts.size, levels)
     total, last = np.empty(starts.shape[0]), np.empty(starts.shape[0])
-    for first in range(0, starts.shape[0], _BLOCK):
+    skipped = starts.shape[0] - candidates
+    for first in range(skipped, starts.shape[0], _BLOCK):
         part = slice(first, first + _BLOCK)
         s = _differences(sums, starts[part])  # [candidates, levels]
         log_z = _log_filled(filled, levels, part)
@@ -83,7 +85,7 @@ def _quantized(counts: Array, levels: int) -> tuple[Array, Array]:
         # S log S - S log Z, where an empty group has S = 0 and adds nothing.
         log_s = np.log(np.maximum(s, np.finfo(np.float64).tiny))
         total[part] = np.einsum("ij,ij->i", s, log_s) - np.einsum("ij,ij->i", s, log_z)
-    return total, last
+    return total[skipped:], last[skipped:]
 
 
 def _log_filled(filled: NDArray[np.int_], levels: int, part: slice) -> Array:
@@ -123,9 +125,8 @@ def _xlogx(x: Array) -> Array:
 def best_end(values: Distribution, low: float, high: float, levels: int) -> float:
     """Where to cut values off above; everything from ``low`` on is kept.
 
-    Outliers a thousand times as large as the rest leave equal bins no resolution for the rest.
-    Where the winner is among the first quarter of the bins, that part is therefore searched again
-    with bins a quarter as wide, outliers beyond as before.
+    Outliers a thousand times as large as the rest would leave equal bins no resolution for the
+    rest. The bins therefore end where candidates would leave two bits unused by nearly all values.
 
     Args:
         values: The distribution of the tensor.
@@ -135,22 +136,16 @@ def best_end(values: Distribution, low: float, high: float, levels: int) -> floa
     """
     # Zero must stay representable, and so must nearly all values.
     least = max(values.quantile(1.0 - MOST_CUT_OFF), 0.0)
-    for _ in range(_ZOOMS):
-        width = (high - low) / BINS
-        counts = _without_zeros(values.uniform_counts(low, high, BINS), int(-low / width))
-        first = min(max(levels, math.ceil((least - low) / width)), BINS)
-        kept = first + int(np.argmin(divergences(counts, levels)[first - levels :]))
-        if kept > BINS // 4:
-            break
-        high = low + (high - low) / 4
+    width = (min(high, low + 4 * (least - low)) - low) / BINS
+    first = min(max(levels, math.ceil((least - low) / width)), BINS)
+    counts = values.uniform_counts(low, low + BINS * width, BINS)
+    kept = first + int(np.argmin(divergences(counts, levels, first)))
     return low + width * kept
 
 
-def _without_zeros(counts: Array, zero: int) -> Array:
-    neighbors = [counts[i] for i in (zero - 1, zero + 1) if 0 <= i < BINS]
-    result = counts.copy()
-    result[zero] = sum(neighbors) / len(neighbors)
-    return result
+def _without_zeros(bins: Bins) -> Distribution:
+    zero = (bins.low <= 0) & (bins.high >= 0)
+    return distribution(Bins(bins.low, bins.high, np.where(zero, 0.0, bins.weight)))
 
 
 def least_divergence_range(bins: Bins, levels: int) -> Range:
@@ -164,7 +159,7 @@ def least_divergence_range(bins: Bins, levels: int) -> Range:
         bins: At least one bin, not all at zero.
         levels: Quantization levels.
     """
-    values = distribution(bins)
+    values = _without_zeros(bins)
     low, top = min(float(bins.low[0]), 0.0), max(float(bins.high[-1]), 0.0)
     high = best_end(values, low, top, levels) if top > 0 else 0.0
     if low < 0:
@@ -177,5 +172,5 @@ def least_divergence_range(bins: Bins, levels: int) -> Range:
 def least_divergence_bound(bins: Bins, levels: int) -> Range:
     """A range symmetric about zero: the search of the paper on |x| with half of the levels."""
     folded = magnitudes(bins)
-    bound = best_end(distribution(folded), 0.0, float(folded.high[-1]), levels // 2)
+    bound = best_end(_without_zeros(folded), 0.0, float(folded.high[-1]), levels // 2)
     return Range(-bound, bound)

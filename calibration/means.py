@@ -5,8 +5,7 @@ needed to know by how much rounding the weight shifts the output.
 
 A weight at kernel position k along an axis meets input i when some output o reads it there:
 ``i = o * stride + k * dilation - pad``. Which inputs those are is a 0/1 matrix [inputs, kernel] per
-axis; the matrices multiply (Kronecker product), so that the sums for all positions are one matrix
-product of the input [channels, inputs] with a selector [inputs, positions]. They are divided by the
+axis, and one matrix product per axis gives the sums for all positions. They are divided by the
 number of outputs: of padding, a weight sees zeros.
 """
 
@@ -14,7 +13,7 @@ from __future__ import annotations
 
 import math
 import threading
-from functools import lru_cache, reduce
+from functools import lru_cache
 from typing import Any, Final
 
 import numpy as np
@@ -29,8 +28,12 @@ BUCKETS: Final = 8
 With two sums only, a handful of samples would often end up all in one.
 """
 
-_LARGEST_SELECTOR: Final = 1 << 18
-"""Elements of a selector over all axes; above, the axes are summed up one after another."""
+_LARGEST_SELECTOR: Final = 1 << 13
+"""Elements up to which the matrices of neighboring axes are multiplied out (Kronecker product)."""
+
+_SMALL_PRODUCT: Final = 1 << 18
+"""Multiplications that OpenBLAS does on one thread. For a handful of columns more threads only
+cost, the more so as several workers ask for them at once."""
 
 Matrix = NDArray[np.float32]
 
@@ -127,14 +130,27 @@ def _sums_per_row(array: NDArray[Any], layer: LinearInput) -> tuple[NDArray[np.f
     if not layer.kernel:
         return _channel_sums(array, layer.channel_axis)
     selectors, outputs = _selectors(layer, array.shape[2:])
-    # [N, C, *spatial] -> [N * C, *spatial]
-    rest: NDArray[Any] = np.ascontiguousarray(array, np.float32).reshape(-1, *array.shape[2:])
-    if len(selectors) == 1:
-        rest = rest.reshape(rest.shape[0], -1) @ selectors[0]  # [N * C, positions]
+    channels = array.shape[0] * array.shape[1]
+    rest: NDArray[np.float32] = np.ascontiguousarray(array, np.float32)
+    if all(np.all(selector == 1) for selector in selectors):  # every position sees every input
+        total = rest.reshape(channels, -1).sum(axis=1)
+        rest = np.repeat(total, math.prod(layer.kernel))
     else:
-        for selector in reversed(selectors):  # the last axis goes and comes back in front
-            rest = np.moveaxis(rest @ selector, -1, 1)
+        for selector in reversed(selectors):  # the last axes go and come back in front
+            product = _product(rest.reshape(-1, selector.shape[0]), selector)
+            parts = product.reshape(channels, -1, selector.shape[1]).swapaxes(1, 2)
+            rest = np.ascontiguousarray(parts)
     return rest.reshape(*array.shape[:2], *layer.kernel).astype(np.float64), outputs
+
+
+def _product(left: Matrix, right: Matrix) -> Matrix:
+    """Matrix product with few columns, in portions that stay on this thread."""
+    result = np.empty((left.shape[0], right.shape[1]), np.float32)
+    block = max(_SMALL_PRODUCT // right.size, 1)
+    for start in range(0, left.shape[0], block):
+        part = slice(start, start + block)
+        np.matmul(left[part], right, out=result[part])
+    return result
 
 
 def _channel_sums(array: NDArray[Any], channel_axis: int) -> tuple[NDArray[np.float64], int]:
@@ -153,17 +169,21 @@ def _channel_sums(array: NDArray[Any], channel_axis: int) -> tuple[NDArray[np.fl
 def _selectors_cached(layer: LinearInput, sizes: tuple[int, ...]) -> tuple[tuple[Matrix, ...], int]:
     found = [_selector(layer, axis, size) for axis, size in enumerate(sizes)]
     outputs = math.prod(count for _, count in found)
-    parts = tuple(selector for selector, _ in found)
-    if math.prod(part.size for part in parts) <= _LARGEST_SELECTOR:
-        parts = (reduce(np.kron, parts),)
-    return parts, outputs
+    parts: list[Matrix] = []
+    for selector, _ in reversed(found):
+        if parts and parts[0].size * selector.size <= _LARGEST_SELECTOR:
+            parts[0] = np.kron(selector, parts[0])
+        else:
+            parts.insert(0, selector)
+    return tuple(parts), outputs
 
 
 def _selectors(layer: LinearInput, sizes: tuple[int, ...]) -> tuple[tuple[Matrix, ...], int]:
     """Which inputs each kernel position meets, and the outputs of one sample.
 
     Returns:
-        One matrix [inputs, positions] over all axes where it is small, else one per axis.
+        Matrices [inputs, positions] from the first axis to the last, each over one axis or over
+        several neighboring ones.
     """
     # Layers that read in the same way share their selectors, whatever they are called.
     return _selectors_cached(anonymous(layer), sizes)

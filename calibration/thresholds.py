@@ -6,7 +6,7 @@ import numpy as np
 
 from slimctl.calibration.density import distribution, magnitudes
 from slimctl.calibration.distortion import COHERENCE, least_error_bound, least_error_range
-from slimctl.calibration.divergence import least_divergence_bound, least_divergence_range
+from slimctl.calibration.divergence import BINS, least_divergence_bound, least_divergence_range
 from slimctl.calibration.histogram import FloatHistogram
 from slimctl.core.contract import CalibrationMethod, Range
 
@@ -93,7 +93,13 @@ def share_kept(histogram: FloatHistogram, percentile: float, *, symmetric: bool 
 
 
 def kl(histogram: FloatHistogram, levels: int = 256, *, symmetric: bool = False) -> Range:
-    """The range with the least Kullback-Leibler divergence; see ``divergence``."""
+    """The range with the least Kullback-Leibler divergence; see ``divergence``.
+
+    The search has 2048 bins. With half as many levels or more (16-bit types) there is nothing to be
+    gained by cutting values off: the extremes.
+    """
+    if levels > BINS // 2:
+        return minmax(histogram, symmetric=symmetric)
     search = least_divergence_bound if symmetric else least_divergence_range
     return search(histogram.bins(), levels)
 

@@ -34,8 +34,17 @@ def main() -> int:
     shutil.copy(model, OUT / "orientation.onnx")
     say(f"slimctl run {RECIPE.relative_to(HERE.parent)}")
     done = subprocess.run(
-        [sys.executable, "-m", "slimctl", "run", RECIPE.relative_to(HERE.parent), "--no-cache", "--keep-failed"],
+        [
+            sys.executable,
+            "-m",
+            "slimctl",
+            "run",
+            RECIPE.relative_to(HERE.parent),
+            "--no-cache",
+            "--keep-failed",
+        ],
         cwd=HERE.parent,
+        stdout=sys.stderr,  # stdout is for the table
         check=False,
     )
     manifests = list(OUT.rglob("manifest.json"))
@@ -58,7 +67,7 @@ def table(manifest: dict[str, Any]) -> Iterator[str]:
     sizes = (manifest["source"]["size_bytes"], manifest["model"]["size_bytes"])
     yield row("size", *(f"{size / 1e6:.2f} MB" for size in sizes))
     scores = (results["metric_original"], results["metric_result"])
-    yield row(f"top-1 of {EVALUATION_PAGES} pages", *(f"{score:.1%}" for score in scores))
+    yield row(f"top-1 of {results['sqnr_samples']} pages", *(f"{score:.1%}" for score in scores))
     yield row("SQNR", "", f"{results['sqnr_db']:.1f} dB")
     yield row("P50 latency", *(f"{side['p50_ms']:.2f} ms" for side in (before, after)))
     yield row("calibration time", "", f"{run['seconds']['calibration']:.1f} s")

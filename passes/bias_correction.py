@@ -55,9 +55,9 @@ class _Candidate:
     restored: NDArray[np.float32]
 
     @property
-    def error(self) -> NDArray[np.float64]:
-        """What quantization added to the weight."""
-        return self.restored.astype(np.float64) - self.original.weight().astype(np.float64)
+    def error(self) -> NDArray[np.float32]:
+        """What quantization added to the weight; exact in float32 where it is of any size."""
+        return self.restored - self.original.weight().astype(np.float32, copy=False)
 
 
 class BiasCorrection(Pass):
@@ -177,8 +177,9 @@ def _correct(candidate: _Candidate, means: Any, names: NameScope) -> float | str
     mean: InputMean | None = means.get(candidate.node.name)
     if mean is None:
         return "its input never held a finite value"
-    shift = expected_output(candidate.original, candidate.error, mean.both)
-    gain = _gain(candidate, mean)
+    error = candidate.error
+    shift = expected_output(candidate.original, error, mean.both)
+    gain = _gain(candidate, error, mean)
     if gain <= 0:
         return "the correction does not help: it differs between the halves of the data"
     bias = candidate.original.bias()
@@ -187,12 +188,12 @@ def _correct(candidate: _Candidate, means: Any, names: NameScope) -> float | str
     return reason or gain
 
 
-def _gain(candidate: _Candidate, mean: InputMean) -> float:
+def _gain(candidate: _Candidate, error: NDArray[np.float32], mean: InputMean) -> float:
     """Cross-validated: each half of the samples is corrected by what the other half says."""
     if mean.second is None:
         return 1.0
-    first = expected_output(candidate.original, candidate.error, mean.first)
-    second = expected_output(candidate.original, candidate.error, mean.second)
+    first = expected_output(candidate.original, error, mean.first)
+    second = expected_output(candidate.original, error, mean.second)
     before = float(np.sum(first**2) + np.sum(second**2))
     after = float(2 * np.sum((first - second) ** 2))
     return 0.0 if before == 0.0 else 1.0 - after / before

@@ -167,7 +167,11 @@ class Context(Protocol):
 
     @property
     def reference(self) -> ir.Model:
-        """The float model before the latest APPROXIMATE step; passes must not change it."""
+        """The float model that a pass may compare with; it must not be changed.
+
+        The input of the step that the pass declares to stand ``after``; for other passes, the input
+        of the first APPROXIMATE step of the unbroken row of them that leads here.
+        """
         ...
 
     @property

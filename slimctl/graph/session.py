@@ -67,6 +67,7 @@ def open_session(
     level: Level = Level.ALL,
     threads: int = 0,
     provider: str = CPU,
+    memory_pattern: bool = True,
 ) -> ort.InferenceSession:
     """Loads a model into onnxruntime.
 
@@ -75,11 +76,15 @@ def open_session(
         level: How much of it onnxruntime may rewrite.
         threads: Threads within one operator; 0 lets onnxruntime take every core.
         provider: Execution provider. Nodes that it refuses run on the CPU.
+        memory_pattern: Whether onnxruntime plans the memory of a run as one block. Runs at the
+            same time, or of many shapes, keep one each.
 
     Raises:
         ModelExecutionError: onnxruntime refuses the model; names the node if onnxruntime does.
     """
-    return _open(model, _options(level, threads), provider)
+    options = _options(level, threads)
+    options.enable_mem_pattern = memory_pattern
+    return _open(model, options, provider)
 
 
 def _options(level: Level, threads: int) -> ort.SessionOptions:

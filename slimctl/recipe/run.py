@@ -212,9 +212,7 @@ def run_job(
             "calibration": context.calibration_seconds,
             "total": time.perf_counter() - started,
         }
-        manifest = manifest_of(
-            bench, found, proof, gates, seconds=seconds, notes=context.notes
-        )
+        manifest = manifest_of(bench, found, proof, gates, seconds=seconds, notes=context.notes)
         accepted = keep_failed or all(gate.passed for gate in gates)
         artifact = _published(job, found, manifest, folder) if accepted else None
     return RunResult(

@@ -33,7 +33,7 @@ def asset_files() -> Callable[[str], list[Path]]:
         except assets.AssetUnreachableError as error:
             refused[package] = str(error)
         if REQUIRED:
-            pytest.fail(refused[package])
+            pytest.fail(refused[package], pytrace=False)
         pytest.skip(refused[package])
 
     return fetch

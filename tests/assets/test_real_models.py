@@ -21,6 +21,8 @@ LEVELS = {
     "all": ort.GraphOptimizationLevel.ORT_ENABLE_ALL,
 }
 MINIMUM_DB = 15.0
+COUNTS = {"ocr-rec": 12, "ocr-det": 12, "basic-pitch": 8, "silero-vad": 96}
+"""Calibration samples where they take long or say little; others have 32."""
 
 
 def write_batches(folder: Path, batches: Sequence[Feeds]) -> Path:
@@ -69,7 +71,8 @@ def case(
     """The original, samples that calibration did not see, and the quantized result."""
     name, folder = request.param, tmp_path_factory.mktemp(request.param)
     model = asset(name)
-    seen = take(name, model, fonts, count=32, seed=1)
+    count = COUNTS.get(name, 32)
+    seen = take(name, model, fonts, count=count, seed=1)
     result = run_passes(
         model,
         [Quantize()],
@@ -77,7 +80,7 @@ def case(
         calibration=DataSpec(source=str(write_batches(folder / "calib", seen))),
         use_cache=False,
     )
-    return model, take(name, model, fonts, count=16, seed=2), result
+    return model, take(name, model, fonts, count=count // 2, seed=2), result
 
 
 def quantized_file(result: RunResult) -> Path:

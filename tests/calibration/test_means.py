@@ -12,6 +12,8 @@ from onnx import TensorProto, helper, numpy_helper
 from slimctl.calibration.means import MeanAccumulator
 from slimctl.core.contract import LinearInput
 
+FIRST, SECOND = np.array([0]), np.array([1])  # hashes of a sample in one half and the other
+
 # Geometry of a layer: operator, input shape, kernel and attributes.
 GEOMETRIES: dict[str, tuple[str, tuple[int, ...], tuple[int, ...], dict[str, Any]]] = {
     "plain": ("Conv", (2, 3, 6, 7), (3, 3), {}),
@@ -77,7 +79,7 @@ def _by_one_hot_weights(name: str, x: np.ndarray) -> np.ndarray:
 def test_means_equal_a_run_with_one_hot_weights(name: str) -> None:
     x = np.random.default_rng(0).normal(1, 1, GEOMETRIES[name][1]).astype(np.float32)
     accumulator = MeanAccumulator(_layer(name))
-    accumulator.update(x, ONE)
+    accumulator.update(x, FIRST)
     mean = accumulator.mean()
     assert mean is not None
     np.testing.assert_allclose(mean.both, _by_one_hot_weights(name, x), rtol=1e-5, atol=1e-6)
@@ -87,7 +89,7 @@ def test_means_equal_a_run_with_one_hot_weights(name: str) -> None:
 def test_products_average_over_all_other_axes(axis: int, shape: tuple[int, ...]) -> None:
     x = np.random.default_rng(0).normal(1, 1, shape).astype(np.float32)
     accumulator = MeanAccumulator(LinearInput("n", "x", channel_axis=axis))
-    accumulator.update(x, 1)
+    accumulator.update(x, SECOND)
     mean = accumulator.mean()
     assert mean is not None
     others = tuple(i for i in range(x.ndim) if i != axis % x.ndim)
@@ -104,13 +106,13 @@ def _batches(count: int, scale: float) -> list[np.ndarray]:
 
 
 def test_order_does_not_matter() -> None:
-    batches = _batches(40, 1e4)
+    batches = _batches(40, 1e9)
     results = []
     for seed in range(4):
         order = np.random.default_rng(seed).permutation(len(batches))
         accumulator = MeanAccumulator(_layer("padded"))
         for index in order:
-            accumulator.update(batches[index], int(index) % 2)
+            accumulator.update(batches[index], np.array([index % 2]))
         results.append(accumulator.mean())
     for mean in results[1:]:
         for ours, theirs in zip(results[0], mean, strict=True):
@@ -121,8 +123,8 @@ def test_batches_of_different_shapes_weigh_by_their_positions() -> None:
     rng = np.random.default_rng(0)
     small, large = (rng.normal(size=(1, 3, 4, n)).astype(np.float32) for n in (4, 9))
     accumulator = MeanAccumulator(_layer("pointwise"))
-    accumulator.update(small, 0)
-    accumulator.update(large, 1)
+    accumulator.update(small, FIRST)
+    accumulator.update(large, SECOND)
     mean = accumulator.mean()
     assert mean is not None and mean.second is not None
     pixels = np.concatenate([small.reshape(3, -1), large.reshape(3, -1)], axis=1)
@@ -134,9 +136,9 @@ def test_samples_with_nan_or_infinity_do_not_count() -> None:
     clean, broken = np.ones((1, 3, 5, 5), np.float32), np.ones((1, 3, 5, 5), np.float32)
     broken[0, 1, 2, 2] = np.nan
     accumulator = MeanAccumulator(_layer("pointwise"))
-    accumulator.update(broken, 0)
+    accumulator.update(broken, FIRST)
     assert accumulator.mean() is None
-    accumulator.update(clean, 0)
+    accumulator.update(clean, FIRST)
     mean = accumulator.mean()
     assert mean is not None and mean.second is None
     np.testing.assert_array_equal(mean.both, np.ones((3, 1, 1)))
@@ -144,5 +146,5 @@ def test_samples_with_nan_or_infinity_do_not_count() -> None:
 
 def test_empty_batch_does_not_count() -> None:
     accumulator = MeanAccumulator(_layer("pointwise"))
-    accumulator.update(np.zeros((0, 3, 5, 5), np.float32), 0)
+    accumulator.update(np.zeros((0, 3, 5, 5), np.float32), FIRST)
     assert accumulator.mean() is None

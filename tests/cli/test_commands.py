@@ -46,11 +46,25 @@ def test_inspect_counts(inputs: Path, slimctl) -> None:
 
 
 def test_inspect_says_what_it_does_not_know(inputs: Path, slimctl) -> None:
-    ended = slimctl("inspect", "model.onnx")
+    model = classifier()
+    for axis, name in ((2, "height"), (3, "width")):
+        model.graph.input[0].type.tensor_type.shape.dim[axis].dim_param = name
+    onnx.save(model, inputs / "open.onnx")
+    ended = slimctl("inspect", "open.onnx")
     assert ended.code == 0
-    assert "MACs:         at least 0" in ended.stdout
-    assert "--dim 'N=N'" in ended.stdout
-    assert slimctl("inspect", "model.onnx", "--dim", "N=1").stdout.count("at least") == 0
+    assert "at least 32" in ended.stdout  # the Gemm, whose input is pooled to 1 x 8
+    assert "--dim 'height=N' --dim 'width=N'" in ended.stdout
+    sized = slimctl("inspect", "open.onnx", "--dim", "height=8", "--dim", "width=8")
+    assert "at least" not in sized.stdout
+
+
+def test_inspect_counts_one_sample_unless_told_otherwise(inputs: Path, slimctl) -> None:
+    one, two = (
+        parsed(slimctl("inspect", "model.onnx", "--json", *sizes))
+        for sizes in ((), ("--dim", "N=2"))
+    )
+    assert (one["sizes"], two["sizes"]) == ({"N": 1}, {"N": 2})
+    assert two["macs"] == 2 * one["macs"]
 
 
 @pytest.mark.parametrize("text", ["N", "N=", "=1", "N=x", "N=0", "N=-1"])

@@ -26,7 +26,7 @@ class Shrink(Pass):
     effect: ClassVar[Effect] = Effect.APPROXIMATE
 
     method: Literal["auto", "kl", "minmax"] = Field("auto", description="How.")
-    weight_type: Literal["int8", "uint8"] | None = Field(None, description="Type of weights.")
+    weight_type: Literal["int4", "uint4"] | None = Field(None, description="Type of weights.")
     per_channel: bool | None = Field(
         None,
         description="Scales per channel.",
@@ -75,7 +75,7 @@ def _parse(*arguments: str) -> Pass:
         ((), Shrink()),
         (("--method", "kl"), Shrink(method="kl")),
         (("--method", "entropy"), Shrink(method="kl")),
-        (("--weight-type", "uint8"), Shrink(weight_type="uint8")),
+        (("--weight-type", "uint4"), Shrink(weight_type="uint4")),
         (("--per-channel",), Shrink(per_channel=True)),
         (("--per-tensor",), Shrink(per_channel=False)),
         (("--no-keep-relu",), Shrink(keep_relu=False)),

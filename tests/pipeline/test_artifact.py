@@ -310,8 +310,10 @@ def test_an_end_between_any_two_renames_leaves_a_whole_model(
         write(target, 2, external=external[0])
         published: list[Path] = []
 
-        def stop(staged: Path, place: Path, published: list[Path] = published) -> None:
-            if len(published) == moments:
+        def stop(
+            staged: Path, place: Path, published: list[Path] = published, moment: int = moments
+        ) -> None:
+            if len(published) == moment:
                 raise KeyboardInterrupt
             files.publish(staged, place)
             published.append(place)

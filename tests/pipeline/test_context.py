@@ -24,9 +24,7 @@ RunChain = Callable[..., PipelineResult]
 
 REQUEST = RangeRequest(("x", "r", "f"), "minmax")
 GEMM = LinearInput("gemm", "f")
-CONV = LinearInput(
-    "conv", "x", kernel=(3, 3), strides=(1, 1), dilations=(1, 1), pads=(1, 1, 1, 1)
-)
+CONV = LinearInput("conv", "x", kernel=(3, 3), strides=(1, 1), dilations=(1, 1), pads=(1, 1, 1, 1))
 
 
 @pytest.fixture(autouse=True)
@@ -70,9 +68,7 @@ def observed(model: ir.Model, calibration: Path, name: str) -> np.ndarray:
     return x if name == "x" else run(open_session(tapped(model, [name])), feeds)[name]
 
 
-def test_ranges_are_those_of_the_data(
-    model: ir.Model, data: DataSource, calibration: Path
-) -> None:
+def test_ranges_are_those_of_the_data(model: ir.Model, data: DataSource, calibration: Path) -> None:
     ranges = context_of(data).ranges(model, REQUEST)
     assert set(ranges) == {"x", "r", "f"}
     for name, found in ranges.items():
@@ -136,9 +132,7 @@ class TestOnePass:
         data: DataSource,
         passes_over_data: list[Any],
     ) -> None:
-        run_chain(
-            *self.chain(make_pass, [GEMM, CONV], after=frozenset({"first"})), data=data
-        )
+        run_chain(*self.chain(make_pass, [GEMM, CONV], after=frozenset({"first"})), data=data)
         assert passes_over_data == [({"x", "r", "f"}, {"gemm", "conv"})]
 
     def test_what_it_did_not_know_is_looked_up_later(

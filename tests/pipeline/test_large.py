@@ -68,7 +68,5 @@ def test_the_result_stands_alone(
     (model.parent / "weights.bin").unlink()
     read_artifact(result.artifact.path)
     moved = place.rename(tmp_path / "moved")
-    found = run(
-        open_session(moved / result.artifact.model.relative_to(place), threads=1), {"x": x}
-    )
+    found = run(open_session(moved / result.artifact.model.relative_to(place), threads=1), {"x": x})
     np.testing.assert_allclose(found["y"], expected, rtol=1e-5, atol=1e-5)

@@ -72,7 +72,9 @@ def test_a_recipe_uses_it(tmp_path: Path, network: Path) -> None:
     }
     original = onnx.load(network)
     expected = onnx.numpy_helper.to_array(original.graph.initializer[1]).astype(np.float16)
-    stored = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in halved.graph.initializer}
+    stored = {
+        tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in halved.graph.initializer
+    }
     np.testing.assert_array_equal(stored["g_half"], expected)
 
 

@@ -91,9 +91,7 @@ def folder(tmp_path: Path) -> Path:
         [numpy_helper.from_array(weights, "w")],
     )
     opsets = [helper.make_opsetid("", 17)]
-    onnx.save(
-        helper.make_model(graph, opset_imports=opsets, ir_version=8), tmp_path / "model.onnx"
-    )
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=8), tmp_path / "model.onnx")
     for name, count in (("calib", 8), ("val", 20)):
         x = random.standard_normal((count, 4)).astype(np.float32)
         np.savez(tmp_path / f"{name}.npz", x=x, labels=np.argmax(x @ weights, axis=1))

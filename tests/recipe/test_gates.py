@@ -54,9 +54,7 @@ def test_size(found: float, passed: bool) -> None:
     assert one(Gates(size=SizeGate(max_ratio=0.35)), size_ratio=found).passed is passed
 
 
-@pytest.mark.parametrize(
-    ("percentile", "passed"), [("p50", True), ("p90", False), ("p99", False)]
-)
+@pytest.mark.parametrize(("percentile", "passed"), [("p50", True), ("p90", False), ("p99", False)])
 def test_latency(percentile: str, passed: bool) -> None:
     before = {"p50_ms": 10.0, "p90_ms": 12.0, "p99_ms": 20.0}
     after = {"p50_ms": 5.0, "p90_ms": 10.0, "p99_ms": 20.0}

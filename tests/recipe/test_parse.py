@@ -60,7 +60,12 @@ HEAD = "version: 1\nname: a\n"
             "Unknown key 'placement'",
             "(valid: accuracy, sqnr, size, latency)",
         ),
-        (HEAD + "steps:\n  - tidy\n  - shrnk\n", 5, "Unknown pass 'shrnk'", "did you mean 'shrink'"),
+        (
+            HEAD + "steps:\n  - tidy\n  - shrnk\n",
+            5,
+            "Unknown pass 'shrnk'",
+            "did you mean 'shrink'",
+        ),
         (
             HEAD + "steps:\n  - tidy\n  - shrink:\n      gird: 1\n",
             6,

@@ -101,7 +101,7 @@ def test_a_lock_repeats_the_job(write_recipe: Callable[[str], Path], folder: Pat
     assert again.steps == job.steps
     assert again.gates == job.gates
     assert (again.seed, again.threads, again.description) == (3, 2, job.description)
-    assert again.model is not None and again.calibration is not None  # noqa: PT018
+    assert again.model is not None and again.calibration is not None
     assert again.model.resolve() == (folder / "model.onnx").resolve()
     assert Path(again.calibration.source).resolve() == (folder / "calib.npz").resolve()
     assert again.output is None

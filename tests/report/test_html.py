@@ -136,9 +136,7 @@ def test_what_the_page_says(expected: str) -> None:
 def test_a_bare_manifest() -> None:
     results = {**document()["results"], "sqnr_db": None, "metric": None, "gates": []}
     run = {**document()["run"], "gates": [], "latency": None}
-    plain = document(
-        results=results, run=run, steps=[], calibration=None, uncalibrated=False
-    )
+    plain = document(results=results, run=run, steps=[], calibration=None, uncalibrated=False)
     text = read(render(plain)).text
     for absent in ("Gates", "Latency", "Left alone", "Calibration data", "Uncalibrated", "SQNR on"):
         assert absent not in text

@@ -33,9 +33,7 @@ class Halve(Pass):
         return PassReport(changed={"weights": changed}, skipped=tuple(skipped))
 
     def _halve(self, model: ir.Model, value: ir.Value, array: np.ndarray) -> None:
-        half = ir.Value(
-            name=f"{value.name}_half", const_value=ir.Tensor(array.astype(np.float16))
-        )
+        half = ir.Value(name=f"{value.name}_half", const_value=ir.Tensor(array.astype(np.float16)))
         model.graph.register_initializer(half)
         cast = ir.node("Cast", [half], {"to": ir.DataType.FLOAT.value}, name=f"{value.name}_cast")
         set_provenance(cast, self.name)
