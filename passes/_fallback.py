@@ -7,15 +7,21 @@ noise of all layers together scales the estimate; what was chosen is then measur
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Final
+from collections.abc import Callable, Mapping
+from typing import Final, NamedTuple
 
 Noise = Mapping[str, float]
 """Noise power by output, relative to the power of the signal."""
 
-_MARGIN_DB: Final = 0.5
-_STEP_DB: Final = 2.0
-_TRIES: Final = 4
+_MARGINS_DB: Final = (0.5, 2.0, 4.0, 6.0, 9.0)
+"""How much better than asked for the estimate must be, one try after the other."""
+
+
+class Choice(NamedTuple):
+    """Layers to leave in float, worst first, and the SQNR of the worst output that was measured."""
+
+    layers: tuple[str, ...]
+    sqnr_db: float
 
 
 def noise_of(sqnr_db: Mapping[str, float]) -> dict[str, float]:
@@ -26,34 +32,38 @@ def noise_of(sqnr_db: Mapping[str, float]) -> dict[str, float]:
 def choose_float_layers(
     together: Noise,
     alone: Mapping[str, Noise],
-    floor_db: float,
-    holds: Callable[[Sequence[str]], bool],
-) -> list[str] | None:
-    """The layers to leave in float, worst first, so that every output keeps ``floor_db``.
+    aim_db: float,
+    measure: Callable[[tuple[str, ...]], float],
+) -> Choice | None:
+    """The layers to leave in float so that every output keeps ``aim_db``.
 
     Args:
         together: Noise with all layers quantized.
         alone: Noise by layer with that one quantized only.
-        floor_db: What every output must keep.
-        holds: Measures a choice; called a few times with more and more layers.
+        aim_db: What every output should keep.
+        measure: SQNR in dB of the worst output with some layers in float; called a few times, with
+            more and more layers.
 
     Returns:
-        The layers, or None when no choice that was tried holds.
+        The first choice that reaches the aim, or else the best that was tried; None when nothing
+        could be tried.
     """
-    margin = _MARGIN_DB
-    tried: list[str] = []
-    for _ in range(_TRIES):
-        chosen = _until_quiet(together, alone, 10.0 ** (-(floor_db + margin) / 10.0))
-        margin += _STEP_DB
-        if chosen == tried:
+    best: Choice | None = None
+    tried: tuple[str, ...] = ()
+    for margin in _MARGINS_DB:
+        layers = _until_quiet(together, alone, 10.0 ** (-(aim_db + margin) / 10.0))
+        if layers == tried or len(layers) == len(alone):
             continue
-        tried = chosen
-        if len(chosen) < len(alone) and holds(chosen):
-            return chosen
-    return None
+        tried = layers
+        found = Choice(layers, measure(layers))
+        if best is None or found.sqnr_db > best.sqnr_db:
+            best = found
+        if found.sqnr_db >= aim_db:
+            break
+    return best
 
 
-def _until_quiet(together: Noise, alone: Mapping[str, Noise], limit: float) -> list[str]:
+def _until_quiet(together: Noise, alone: Mapping[str, Noise], limit: float) -> tuple[str, ...]:
     """Layers in the order of their noise, until what the others make is within the limit."""
     share = {
         output: total / max(sum(noise.get(output, 0.0) for noise in alone.values()), 1e-30)
@@ -71,4 +81,4 @@ def _until_quiet(together: Noise, alone: Mapping[str, Noise], limit: float) -> l
             break
         chosen.append(layer)
         left = {output: noise - scaled[layer][output] for output, noise in left.items()}
-    return chosen
+    return tuple(chosen)

@@ -46,6 +46,10 @@ _HEADROOM_DB = 3.0
 looked at were also calibrated with, and others are worse."""
 
 
+_WORTH_DB = 1.0
+"""Layers are left in float only for a gain of at least this much."""
+
+
 class Quantize(Pass):
     """Calibrated static int8 quantization (Q/DQ)."""
 
@@ -291,10 +295,10 @@ class _Work:
         Returns:
             The model, and sentences for the summary.
         """
-        before = self._measure(built)
+        before = self.context.fidelity(built.model)
         if not before or min(before.values()) >= floor_db:
             return built, []
-        corrected = self._corrected(built)
+        corrected = self._fidelity(clone_model(built.model))
         if min(corrected.values()) >= floor_db:
             return built, []
         return self._rescue(built, corrected, floor_db)
@@ -303,56 +307,48 @@ class _Work:
         self, built: _Built, corrected: Mapping[str, float], floor_db: float
     ) -> tuple[_Built, list[str]]:
         layers = built.layers()
+        worst = min(corrected.values())
         alone = {
-            layer: noise_of(self._corrected(self.build(self._leaving(layers, except_for=layer))))
+            layer: noise_of(self._fidelity(self.build(self._only(layer, layers)).model))
             for layer in self.context.progress.track(
                 iter(layers), total=len(layers), label="finding sensitive layers"
             )
         }
-        found: list[_Built] = []
 
-        def holds(chosen: Sequence[str]) -> bool:
-            found.append(self.build(self._leaving(chosen, alone=alone)))
-            return min(self._corrected(found[-1]).values()) >= aim_db
+        def measure(chosen: Sequence[str]) -> float:
+            return min(self._fidelity(self.build(self._without(chosen, alone)).model).values())
 
-        worst, aim_db = min(corrected.values()), floor_db + _HEADROOM_DB
-        chosen = choose_float_layers(noise_of(corrected), alone, aim_db, holds)
-        if chosen is None:
+        choice = choose_float_layers(noise_of(corrected), alone, floor_db + _HEADROOM_DB, measure)
+        if choice is None or choice.sqnr_db < worst + _WORTH_DB:
             return built, [
-                f"outputs keep {worst:.1f} dB, less than {floor_db:g} dB, "
+                f"outputs keep {worst:.1f} dB, less than {floor_db:g} dB (--min-sqnr), "
                 "and leaving the most sensitive layers in float does not help"
             ]
-        return found[-1], [
-            f"{len(chosen)} of {len(layers)} layers left in float: with all of them quantized the "
-            f"outputs keep only {worst:.1f} dB, less than {floor_db:g} dB (--min-sqnr)"
+        return self.build(self._without(choice.layers, alone)), [
+            f"{len(choice.layers)} of {len(layers)} layers left in float: with all of them "
+            f"quantized outputs keep {worst:.1f} dB, less than {floor_db:g} dB (--min-sqnr), "
+            f"without these {choice.sqnr_db:.1f} dB"
         ]
 
-    def _leaving(
-        self,
-        layers: Sequence[str],
-        *,
-        except_for: str = "",
-        alone: Mapping[str, Mapping[str, float]] | None = None,
-    ) -> Selection:
-        reasons = {layer: _reason(layer, alone) for layer in layers if layer != except_for}
+    def _only(self, layer: str, layers: Sequence[str]) -> Selection:
+        reasons = {other: "not looked at" for other in layers if other != layer}
         return Selection(self.options.include, self.options.exclude, reasons)
 
-    def _measure(self, built: _Built) -> Mapping[str, float]:
-        return self.context.fidelity(built.model)
+    def _without(
+        self, layers: Sequence[str], alone: Mapping[str, Mapping[str, float]]
+    ) -> Selection:
+        reasons = {layer: _reason(alone[layer]) for layer in layers}
+        return Selection(self.options.include, self.options.exclude, reasons)
 
-    def _corrected(self, built: _Built) -> Mapping[str, float]:
-        """SQNR as it will be once a later bias-correction has run."""
-        if BiasCorrection.name not in self.context.later:
-            return self._measure(built)
-        clone = clone_model(built.model)
-        BiasCorrection().apply(clone, self.context)
-        return self.context.fidelity(clone)
+    def _fidelity(self, model: ir.Model) -> Mapping[str, float]:
+        """SQNR as it will be once a later bias-correction has run; the model is used up."""
+        if BiasCorrection.name in self.context.later:
+            BiasCorrection().apply(model, self.context)
+        return self.context.fidelity(model)
 
 
-def _reason(layer: str, alone: Mapping[str, Mapping[str, float]] | None) -> str:
-    if alone is None:
-        return "not looked at"
-    worst = -10.0 * math.log10(max(*alone[layer].values(), 1e-30))
+def _reason(noise: Mapping[str, float]) -> str:
+    worst = -10.0 * math.log10(max(*noise.values(), 1e-30))
     return f"left in float for accuracy: quantized alone it lowers an output to {worst:.1f} dB"
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -21,37 +21,46 @@ def test_noise_is_the_power_behind_the_decibels() -> None:
 
 def test_the_noisiest_layers_go_first_until_the_rest_is_quiet() -> None:
     alone = {"a": {"y": 0.001}, "b": {"y": 0.1}, "c": {"y": 0.02}, "d": {"y": 0.002}}
-    total = {"y": 0.123}
 
-    def holds(chosen: Sequence[str]) -> bool:
-        left = sum(noise["y"] for layer, noise in alone.items() if layer not in chosen)
-        return -10 * np.log10(left) >= 20
+    def measure(chosen: tuple[str, ...]) -> float:
+        return float(-10 * np.log10(sum(n["y"] for k, n in alone.items() if k not in chosen)))
 
     # 0.001 + 0.002 is below 0.01, with 0.02 it is not.
-    assert choose_float_layers(total, alone, 20.0, holds) == ["b", "c"]
+    choice = choose_float_layers({"y": 0.123}, alone, 20.0, measure)
+    assert choice is not None
+    assert choice.layers == ("b", "c")
+    assert choice.sqnr_db == pytest.approx(-10 * np.log10(0.003))
 
 
 def test_every_output_must_hold() -> None:
     alone = {"a": {"y": 0.1, "z": 1e-6}, "b": {"y": 1e-6, "z": 0.1}, "c": {"y": 1e-6, "z": 1e-6}}
-    chosen = choose_float_layers({"y": 0.1, "z": 0.1}, alone, 20.0, lambda _: True)
-    assert sorted(chosen or []) == ["a", "b"]
+    choice = choose_float_layers({"y": 0.1, "z": 0.1}, alone, 20.0, lambda _: 30.0)
+    assert choice is not None and sorted(choice.layers) == ["a", "b"]
 
 
 def test_more_layers_go_when_the_estimate_was_too_good() -> None:
-    alone = {name: {"y": 0.01 / 2**index} for index, name in enumerate("abcdefgh")}
-    seen: list[list[str]] = []
+    alone = {name: {"y": 0.01 / 2**index} for index, name in enumerate("abcdefghij")}
+    seen: list[tuple[str, ...]] = []
 
-    def holds(chosen: Sequence[str]) -> bool:
-        seen.append(list(chosen))
-        return len(seen) == 3
+    def measure(chosen: tuple[str, ...]) -> float:
+        seen.append(chosen)
+        return 20.0 if len(seen) == 3 else 10.0
 
-    assert choose_float_layers({"y": 0.02}, alone, 18.0, holds) == seen[2]
+    choice = choose_float_layers({"y": 0.02}, alone, 18.0, measure)
+    assert choice is not None and choice.layers == seen[2]
     assert len(seen[0]) < len(seen[1]) < len(seen[2])
 
 
-def test_nothing_that_was_tried_holds() -> None:
+def test_the_best_is_taken_when_nothing_reaches_the_aim() -> None:
+    alone = {name: {"y": 0.01 / 2**index} for index, name in enumerate("abcdefghij")}
+    values = iter([5.0, 9.0, 7.0, 6.0, 4.0])
+    choice = choose_float_layers({"y": 0.02}, alone, 18.0, lambda _: next(values))
+    assert choice is not None and choice.sqnr_db == 9.0
+
+
+def test_all_layers_in_float_is_no_choice() -> None:
     alone = {"a": {"y": 0.1}, "b": {"y": 0.1}}
-    assert choose_float_layers({"y": 0.2}, alone, 10.0, lambda _: False) is None
+    assert choose_float_layers({"y": 0.2}, alone, 30.0, lambda _: 99.0) is None
 
 
 # A spectrum: the logarithm makes errors of small values as visible as those of large ones.
