@@ -21,7 +21,7 @@ demo: $(INSTALLED) ## Compress a real model, from download to table
 	$(BIN)/python -m demo
 
 test: $(INSTALLED) ## Run all tests
-	$(BIN)/python -m pytest -n 2 -q
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -q
 
 check: $(INSTALLED) ## Lint, types, layers, docs in step
 	$(BIN)/ruff check .

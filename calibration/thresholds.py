@@ -55,6 +55,8 @@ def why_no_range(histogram: FloatHistogram) -> str:
         return "it was always empty"
     if histogram.empty:
         return "it held no finite value"
+    if 0 < max(abs(histogram.minimum), abs(histogram.maximum)) <= SMALLEST_BOUND:
+        return "its values are too small: their scale would not be a normal float32"
     return ""
 
 

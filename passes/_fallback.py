@@ -52,7 +52,9 @@ def choose_float_layers(
     tried: tuple[str, ...] = ()
     for margin in _MARGINS_DB:
         layers = _until_quiet(together, alone, 10.0 ** (-(aim_db + margin) / 10.0))
-        if layers == tried or len(layers) == len(alone):
+        if len(layers) == len(alone):
+            layers = layers[:-1]  # the quietest may stay, or there would be nothing quantized
+        if layers == tried or not layers:
             continue
         tried = layers
         found = Choice(layers, measure(layers))

@@ -14,9 +14,11 @@ from numpy.typing import NDArray
 
 from slimctl.core.contract import LinearInput
 from slimctl.graph.edit import const_array
+from slimctl.numerics.affine import SMALLEST_SCALE
 
 LINEAR_OPERATORS: Final = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 _DATA, _WEIGHT, _BIAS = 0, 1, 2
+_SMALLEST_WEIGHT: Final = 127 * SMALLEST_SCALE
 
 
 @dataclass(frozen=True)
@@ -152,6 +154,8 @@ def _reason_against_weight(weight: NDArray[Any]) -> str | None:
         return "the weight is empty"
     if not np.isfinite(weight).all():
         return "the weight holds NaN or infinite values"
+    if 0 < np.abs(weight).max() <= _SMALLEST_WEIGHT:
+        return "the weights are too small: their scale would not be a normal float32"
     if weight.ndim < 2:
         return f"the weight has {weight.ndim} dimension: there is no channel axis"
     return None

@@ -97,9 +97,9 @@ class _Placer:
 
     def place(self) -> Placement:
         nodes = list(self.graph)
+        self._find_clamps(nodes)
         for node in nodes:
             self._take_layer(node)
-        self._find_clamps(nodes)
         for layer in self.result.layers:
             if layer.node.op_type not in (*self.target.float_output, *self.target.storage_only):
                 self._add(self._written(layer.node))
@@ -175,10 +175,19 @@ class _Placer:
         for node in nodes:
             if node.op_type not in _CLAMPS or node.domain or node.inputs[0] is None:
                 continue
+            if not self._saturation_can_replace(node):
+                continue
             producer = node.inputs[0].producer()
             sole = len(node.inputs[0].uses()) == 1 and not node.inputs[0].is_graph_output()
-            if producer is not None and producer.op_type in heirs and sole and _fixed_bounds(node):
+            if producer is not None and producer.op_type in heirs and sole:
                 self.result.clamps[node.outputs[0]] = node
+
+    def _saturation_can_replace(self, clamp: ir.Node) -> bool:
+        """Whether some range makes the clamp redundant: every range holds zero."""
+        if not _fixed_bounds(clamp) or self.target.activation_symmetric:
+            return False
+        low, high = clamp_bounds(clamp)
+        return low <= 0.0 <= high and low < high
 
     def _written(self, node: ir.Node) -> ir.Value:
         """What a node writes, seen through the clamp behind it."""
@@ -246,7 +255,9 @@ class _Placer:
         return inputs if cheap else None
 
     def _unary_source(self, node: ir.Node) -> ir.Value | None:
-        return node.inputs[0] if node.op_type in self.target.unary else None
+        if node.op_type not in self.target.unary or not _has_integer_kernel(node):
+            return None
+        return node.inputs[0]
 
     def _movement_source(self, node: ir.Node) -> ir.Value | None:
         if node.op_type not in self.target.data_movement or node.domain or not node.inputs:
@@ -310,13 +321,16 @@ class _Placer:
             return value
 
         derived: set[ir.Value] = set()
-        for node in nodes:
-            if node not in self.result.integer:
-                continue
-            for first, second in self._tied(node):
-                if first in parent and second in parent and root(first) is not root(second):
-                    parent[root(second)] = root(first)
-                    derived.update({second} if node.op_type != "Concat" else ())
+        integer = [node for node in nodes if node in self.result.integer]
+        for first, second in (pair for node in integer for pair in self._moved(node)):
+            if first in parent and second in parent and root(first) is not root(second):
+                parent[root(second)] = root(first)
+                derived.add(second)
+        # A Relu in the group must stay redundant, and a wider range would not start at zero.
+        clamped = {root(value) for value in self.result.clamps if value in parent}
+        for first, second in (pair for node in integer for pair in self._joined(node)):
+            if first in parent and second in parent and root(second) not in clamped:
+                parent[root(second)] = root(first)
         members: dict[ir.Value, list[ir.Value]] = {}
         for value in self.result.tensors:
             members.setdefault(root(value), []).append(value)
@@ -324,16 +338,25 @@ class _Placer:
             sources = tuple(v for v in group if v not in derived) or (group[0],)
             self.result.sources.update(dict.fromkeys(group, sources))
 
-    def _tied(self, node: ir.Node) -> Iterator[tuple[ir.Value, ir.Value]]:
+    def _moved(self, node: ir.Node) -> Iterator[tuple[ir.Value, ir.Value]]:
+        """Input and outputs of an operator that hands values on unchanged."""
         if node.op_type in self.target.data_movement and node.inputs[0] is not None:
             yield from ((node.inputs[0], output) for output in node.outputs)
-        elif node.op_type == "Concat":
-            # An input that only the Concat reads loses nothing by taking the result's range: its
-            # values are rounded to that grid anyway, and the kernel becomes a copy.
-            output = self._written(node)
-            for value in node.inputs:
-                if value is not None and len(value.uses()) == 1 and const_tensor(value) is None:
-                    yield output, value
+
+    def _joined(self, node: ir.Node) -> Iterator[tuple[ir.Value, ir.Value]]:
+        """Output and inputs of a Concat that may share a range.
+
+        An input that only the Concat reads loses nothing by taking the result's range: its values
+        are rounded to that grid anyway, and the kernel becomes a copy.
+        """
+        if node.op_type != "Concat":
+            return
+        output = self._written(node)
+        for value in node.inputs:
+            if value is None or value.is_graph_output() or const_tensor(value) is not None:
+                continue
+            if len(value.uses()) == 1:
+                yield output, value
 
 
 def activations(node: ir.Node) -> list[ir.Value]:
@@ -345,11 +368,41 @@ def activations(node: ir.Node) -> list[ir.Value]:
 
 
 def _no_value(name: str | None) -> str:
-    return f"'{name}' was never computed on the calibration data, or held no finite value"
+    return (
+        f"'{name}' has no usable range: never computed on the calibration data, never finite, "
+        "mask values, or too small"
+    )
 
 
 def _fixed_bounds(node: ir.Node) -> bool:
     return all(value is None or const_array(value) is not None for value in node.inputs[1:])
+
+
+def clamp_bounds(clamp: ir.Node) -> tuple[float, float]:
+    """Lower and upper bound of a Relu or Clip; a missing bound is infinite."""
+    if clamp.op_type == "Relu":
+        return 0.0, float("inf")
+    bounds = []
+    for index, missing in ((1, -float("inf")), (2, float("inf"))):
+        value = clamp.inputs[index] if len(clamp.inputs) > index else None
+        array = const_array(value)
+        bounds.append(missing if array is None else float(array.reshape(-1)[0]))
+    return bounds[0], bounds[1]
+
+
+def _has_integer_kernel(node: ir.Node) -> bool:
+    """Whether onnxruntime's integer kernel knows this form of the operator.
+
+    QLinearAveragePool has no dilations, and with ``ceil_mode`` it counts padding differently.
+    """
+    if node.op_type != "AveragePool":
+        return True
+    dilations = node.attributes.get("dilations")
+    ceil, include = (node.attributes.get(name) for name in ("ceil_mode", "count_include_pad"))
+    rounds_up = ceil is not None and ceil.as_int() == 1
+    counts_padding = include is not None and include.as_int() == 1
+    dilated = dilations is not None and any(size != 1 for size in dilations.as_ints())
+    return not dilated and not (rounds_up and counts_padding)
 
 
 def _is_finite_constant(value: ir.Value) -> bool:

@@ -14,7 +14,7 @@ from slimctl.core.contract import Range
 from slimctl.graph.edit import NameScope, add_initializer, const_array, set_provenance
 from slimctl.numerics.affine import Affine, QuantizedType, affine_from_range, quantize
 from slimctl.passes._layers import Layer
-from slimctl.passes._placement import Placement
+from slimctl.passes._placement import Placement, clamp_bounds
 from slimctl.passes._weights import (
     QuantizedWeight,
     bias_scale,
@@ -40,15 +40,17 @@ class Emitter:
     Attributes:
         names: Scope of the whole model.
         placement: What to build, and in which graph.
+        kernels: Operators without weights for which the target has an integer kernel.
         affines: Scale and zero point by activation.
         weights: How weights are quantized.
         removed_clamps: Relu and Clip nodes that a Q made redundant, by operator.
         raised_channels: Channels whose weight scale was raised for the bias, by node.
-        shielded: Float layers that onnxruntime is kept from quantizing.
+        shielded: Float nodes that onnxruntime is kept from quantizing.
     """
 
     names: NameScope
     placement: Placement
+    kernels: frozenset[str]
     affines: Mapping[ir.Value, Affine]
     weights: WeightSettings
     removed_clamps: list[str] = field(default_factory=list)
@@ -62,6 +64,9 @@ class Emitter:
 
     def emit(self) -> None:
         """Changes the graph."""
+        for node in self.placement.integer:
+            if node.op_type == "MatMul" and node.outputs[0] not in self.placement.tensors:
+                self._keep_apart(node)
         for layer in self.placement.layers:
             self._quantize_layer(layer)
         for value in self.placement.tensors:
@@ -132,17 +137,30 @@ class Emitter:
         self.removed_clamps.append(clamp.op_type)
         return source
 
-    def _shielded(self, value: ir.Value) -> ir.Value:
-        """Puts a Max of one operand behind a float layer whose input is dequantized.
+    def _keep_apart(self, matmul: ir.Node) -> None:
+        """Turns the Add behind a MatMul into a Sum of two, which is the same.
 
-        Between a DQ and a Q onnxruntime quantizes the float weights of Conv, ConvTranspose and
-        Gemm by itself, per tensor and at its default level only. A layer that was left in float on
-        purpose must stay there; an Identity would be optimized away.
+        onnxruntime merges MatMul and Add into a Gemm before it looks at Q/DQ pairs
+        (MatMulAddFusion, where shapes are static), and with a float bias there is no integer
+        kernel for Gemm.
+        """
+        uses = list(matmul.outputs[0].uses())
+        if len(uses) == 1 and uses[0].node.op_type == "Add" and not uses[0].node.domain:
+            uses[0].node.op_type = "Sum"
+            set_provenance(uses[0].node, PASS)
+
+    def _shielded(self, value: ir.Value) -> ir.Value:
+        """Puts a Max of one operand behind a float node that onnxruntime would quantize.
+
+        Between a DQ and a Q it quantizes the float weights of Conv, ConvTranspose and Gemm by
+        itself, per tensor and at its default level only, and takes its integer kernels for
+        whatever has one. A node that was left in float on purpose must stay there; an Identity
+        would be optimized away.
         """
         node = value.producer()
         if node is not None and node.op_type in ("Relu", "Clip") and node.inputs[0] is not None:
             node = node.inputs[0].producer()
-        if node is None or node in self.layers or not _would_be_quantized(node):
+        if node is None or not self._would_be_quantized(node):
             return value
         shield = ir.Node("", "Max", [value], name=self.names.fresh_node(f"{node.name}_shield"))
         shield.outputs[0].name = self.names.fresh(f"{value.name}_shielded")
@@ -154,6 +172,13 @@ class Emitter:
                 use.node.replace_input_with(use.idx, shield.outputs[0])
         self.shielded.append(node.name or "")
         return shield.outputs[0]
+
+    def _would_be_quantized(self, node: ir.Node) -> bool:
+        if node in self.layers or node in self.placement.integer or node.domain:
+            return False
+        if node.op_type in ("Conv", "ConvTranspose", "Gemm"):
+            return _dequantized(node.inputs[0]) and const_array(node.inputs[1]) is not None
+        return node.op_type in self.kernels and all(map(_dequantized, node.inputs))
 
     def _quantize_constant(self, value: ir.Value, array: NDArray[Any], affine: Affine) -> None:
         codes = quantize(array.astype(np.float32), affine.scale, affine.zero_point, affine.type)
@@ -245,13 +270,9 @@ class Emitter:
         return node
 
 
-def _would_be_quantized(node: ir.Node) -> bool:
-    """Whether onnxruntime would quantize the float weights of this node between a DQ and a Q."""
-    if node.op_type not in ("Conv", "ConvTranspose", "Gemm") or node.inputs[0] is None:
-        return False
-    producer = node.inputs[0].producer()
-    dequantized = producer is not None and producer.op_type == "DequantizeLinear"
-    return dequantized and const_array(node.inputs[1]) is not None
+def _dequantized(value: ir.Value | None) -> bool:
+    producer = None if value is None else value.producer()
+    return producer is not None and producer.op_type == "DequantizeLinear"
 
 
 def _is_redundant(clamp: ir.Node, affine: Affine) -> bool:
@@ -264,18 +285,6 @@ def _is_redundant(clamp: ir.Node, affine: Affine) -> bool:
     lowest = (affine.type.low - zero_point) * scale
     highest = (affine.type.high - zero_point) * scale
     return lowest >= low - scale / 2 and highest <= high + scale / 2
-
-
-def clamp_bounds(clamp: ir.Node) -> tuple[float, float]:
-    """Lower and upper bound of a Relu or Clip; a missing bound is infinite."""
-    if clamp.op_type == "Relu":
-        return 0.0, float("inf")
-    bounds = []
-    for index, missing in ((1, -float("inf")), (2, float("inf"))):
-        value = clamp.inputs[index] if len(clamp.inputs) > index else None
-        array = const_array(value)
-        bounds.append(missing if array is None else float(array.reshape(-1)[0]))
-    return bounds[0], bounds[1]
 
 
 def affines_for(

@@ -9,6 +9,7 @@ the shift is exact, padding and strides included, without running the layer.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -30,6 +31,7 @@ from slimctl.graph.bodies import observable_graphs
 from slimctl.graph.edit import (
     NameScope,
     add_initializer,
+    clone_model,
     const_array,
     remove_dead,
     set_provenance,
@@ -86,6 +88,7 @@ class BiasCorrection(Pass):
         candidates, skipped = _candidates(model, context.reference)
         layers = [linear_input(candidate.original) for candidate in candidates]
         means = context.input_means(context.reference, layers)
+        before, uncorrected = context.fidelity(model), clone_model(model)
         names = NameScope(model)
         gains: dict[str, float] = {}
         for candidate in candidates:
@@ -95,12 +98,27 @@ class BiasCorrection(Pass):
             else:
                 gains[candidate.node.name or ""] = found
         remove_dead(model)  # the biases before
+        loss = _loss(before, context.fidelity(model)) if gains else ""
+        if loss:
+            model.graph = uncorrected.graph
+            skipped.extend(Skipped(name, loss) for name in gains)
+            gains = {}
         return PassReport(
             changed={"bias": len(gains)},
             skipped=tuple(skipped),
             notes=_notes(gains),
             facts={"explained": {name: round(gain, 4) for name, gain in sorted(gains.items())}},
         )
+
+
+def _loss(before: Mapping[str, float], after: Mapping[str, float]) -> str:
+    """What the corrections of all layers together cost the worst output; empty when nothing."""
+    if not before or min(after.values()) >= min(before.values()):
+        return ""
+    return (
+        "the corrections together do not help: the worst output falls from "
+        f"{min(before.values()):.1f} to {min(after.values()):.1f} dB"
+    )
 
 
 def _notes(gains: dict[str, float]) -> tuple[str, ...]:
@@ -208,7 +226,7 @@ def _write_bias(candidate: _Candidate, bias: NDArray[np.float64], names: NameSco
     label = f"{node.name}_corrected_bias"
     data = node.inputs[0].producer() if node.inputs[0] is not None else None
     if data is None or data.op_type != "DequantizeLinear":
-        value = add_initializer(graph, names.fresh(label), bias.astype(_dtype(candidate)))
+        value = add_initializer(graph, names.fresh(label), bias.astype(np.float32))
         _set_bias(node, value)
         return None
     scale = _int32_scale(candidate, data, current)
@@ -220,9 +238,7 @@ def _write_bias(candidate: _Candidate, bias: NDArray[np.float64], names: NameSco
     if old is not None and old.inputs[1] is not None:
         scale_value = old.inputs[1]
     else:
-        scale_value = add_initializer(
-            graph, names.fresh(f"{label}_scale"), scale.astype(_dtype(candidate))
-        )
+        scale_value = add_initializer(graph, names.fresh(f"{label}_scale"), scale)
     attributes = [ir.AttrInt64("axis", 0)] if scale.ndim else []
     restored = ir.Node(
         "",
@@ -238,10 +254,6 @@ def _write_bias(candidate: _Candidate, bias: NDArray[np.float64], names: NameSco
     if old is not None and not old.outputs[0].uses():
         graph.remove(old, safe=True)
     return None
-
-
-def _dtype(candidate: _Candidate) -> Any:
-    return candidate.original.weight().dtype
 
 
 def _set_bias(node: ir.Node, value: ir.Value) -> None:
@@ -275,7 +287,11 @@ def _write_following_add(
     """Corrects the constant that is added right behind a MatMul."""
     users = list(candidate.node.outputs[0].uses())
     add = users[0].node if len(users) == 1 else None
-    if add is None or add.op_type != "Add" or candidate.node.outputs[0].is_graph_output():
+    if (
+        add is None
+        or add.op_type not in ("Add", "Sum")
+        or candidate.node.outputs[0].is_graph_output()
+    ):
         return "a MatMul without an Add behind it has no bias to correct"
     index = 1 - users[0].idx
     constant = const_array(add.inputs[index])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
@@ -65,7 +65,8 @@ class Quantize(Pass):
     calibration: CalibrationMethod = Field(
         "auto",
         description="How the range of an activation is chosen from its histogram; "
-        "auto takes the one with the least expected error for each tensor.",
+        "auto takes, for each tensor, the range with the least expected squared error, in which "
+        "clipping weighs more than rounding.",
     )
     percentile: float = Field(
         99.999,
@@ -160,16 +161,25 @@ class Quantize(Pass):
         widened = widen(model, self.name)
         work = _Work(self.resolve(context.target), model, context)
         built = work.build(Selection(self.include, self.exclude))
-        notes = ["float16 is computed as float32; inputs and outputs keep float16"] * widened
+        outcome = _Outcome()
+        if widened:
+            outcome.notes.append("float16 is computed as float32; inputs and outputs keep float16")
         if self.min_sqnr and context.has_data:
-            built, more = work.keep_sqnr(built, self.min_sqnr)
-            notes += more
+            built = work.keep_sqnr(built, self.min_sqnr, outcome)
         model.graph = built.model.graph
-        return built.report(notes, context.target)
+        return built.report(outcome, context.target)
 
     def activation_kind(self) -> QuantizedType:
         """The integer type of activations, once resolved."""
         return INT8 if self.activation_type == "int8" else UINT8
+
+
+@dataclass
+class _Outcome:
+    """Sentences about the whole, collected on the way."""
+
+    notes: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -192,14 +202,15 @@ class _Built:
             if is_linear(node)
         ]
 
-    def report(self, notes: list[str], target: Target) -> PassReport:
+    def report(self, outcome: _Outcome, target: Target) -> PassReport:
         """What was done, the optimized graph inspected."""
         fusion = inspect_fusion(self.model, target)
         skipped = [item for emitter in self.emitters for item in emitter.placement.skipped]
         return PassReport(
             changed=self.operators,
             skipped=(*skipped, *fusion.unfused),
-            notes=(*notes, *_notes(self.emitters, fusion, self.selection)),
+            notes=(*outcome.notes, *_notes(self.emitters, fusion, self.selection)),
+            warnings=tuple(outcome.warnings),
             facts=_facts(self.emitters, fusion, self.ranges),
         )
 
@@ -231,11 +242,14 @@ class _Work:
         names = NameScope(model)
         weights = WeightSettings(bool(self.options.per_channel), bool(self.options.reduce_range))
         kind = self.options.activation_kind()
-        symmetric = self.context.target.activation_symmetric
+        target = self.context.target
+        symmetric = target.activation_symmetric
+        kernels = frozenset((*target.elementwise, *target.unary, "MatMul"))
         emitters = [
             Emitter(
                 names,
                 placement,
+                kernels,
                 affines_for(placement, self.known, kind, symmetric=symmetric),
                 weights,
             )
@@ -262,6 +276,7 @@ class _Work:
                         value.name or "", _union(self.known[s.name or ""] for s in group)
                     )
                 return placements
+            assert not missing <= unusable, "a tensor without a range is not placed again"
             unusable |= missing
 
     def _learn(self, sources: list[ir.Value], model: ir.Model) -> None:
@@ -289,25 +304,21 @@ class _Work:
 
     # accuracy
 
-    def keep_sqnr(self, built: _Built, floor_db: float) -> tuple[_Built, list[str]]:
+    def keep_sqnr(self, built: _Built, floor_db: float, outcome: _Outcome) -> _Built:
         """The model itself, or one with the layers in float that cost its outputs too much.
 
-        Returns:
-            The model, and sentences for the summary.
+        Args:
+            built: With everything quantized.
+            floor_db: What every output should keep.
+            outcome: Told what was done, or that nothing helps.
         """
         before = self.context.fidelity(built.model)
         if not before or min(before.values()) >= floor_db:
-            return built, []
+            return built
         corrected = self._fidelity(clone_model(built.model))
         if min(corrected.values()) >= floor_db:
-            return built, []
-        return self._rescue(built, corrected, floor_db)
-
-    def _rescue(
-        self, built: _Built, corrected: Mapping[str, float], floor_db: float
-    ) -> tuple[_Built, list[str]]:
+            return built
         layers = built.layers()
-        worst = min(corrected.values())
         alone = {
             layer: noise_of(self._fidelity(self.build(self._only(layer, layers)).model))
             for layer in self.context.progress.track(
@@ -318,17 +329,24 @@ class _Work:
         def measure(chosen: Sequence[str]) -> float:
             return min(self._fidelity(self.build(self._without(chosen, alone)).model).values())
 
-        choice = choose_float_layers(noise_of(corrected), alone, floor_db + _HEADROOM_DB, measure)
-        if choice is None or choice.sqnr_db < worst + _WORTH_DB:
-            return built, [
-                f"outputs keep {worst:.1f} dB, less than {floor_db:g} dB (--min-sqnr), "
-                "and leaving the most sensitive layers in float does not help"
-            ]
-        return self.build(self._without(choice.layers, alone)), [
-            f"{len(choice.layers)} of {len(layers)} layers left in float: with all of them "
-            f"quantized outputs keep {worst:.1f} dB, less than {floor_db:g} dB (--min-sqnr), "
-            f"without these {choice.sqnr_db:.1f} dB"
-        ]
+        worst, aim_db = min(corrected.values()), floor_db + _HEADROOM_DB
+        choice = choose_float_layers(noise_of(corrected), alone, aim_db, measure)
+        kept = worst
+        if choice is not None and choice.sqnr_db >= worst + _WORTH_DB:
+            kept = choice.sqnr_db
+            built = self.build(self._without(choice.layers, alone))
+            outcome.notes.append(
+                f"{len(choice.layers)} of {len(layers)} layers left in float: with all of them "
+                f"quantized outputs keep {worst:.1f} dB, less than {floor_db:g} dB (--min-sqnr), "
+                f"without these {kept:.1f} dB"
+            )
+        if kept < floor_db:
+            outcome.warnings.append(
+                f"an output keeps only {kept:.1f} dB, less than {floor_db:g} dB (--min-sqnr), and "
+                "leaving the most sensitive layers in float does not reach it; measure the task's "
+                "metric before you ship this"
+            )
+        return built
 
     def _only(self, layer: str, layers: Sequence[str]) -> Selection:
         reasons = {other: "not looked at" for other in layers if other != layer}
@@ -407,8 +425,8 @@ def _notes(emitters: list[Emitter], fusion: FusionReport, selection: Selection) 
     shielded = sum(len(emitter.shielded) for emitter in emitters)
     if shielded:
         notes.append(
-            f"{shielded} float layers between quantized ones are shielded by a Max, "
-            "since onnxruntime would quantize their weights itself"
+            f"{shielded} float nodes between quantized ones are shielded by a Max, "
+            "since onnxruntime would quantize them by itself"
         )
     raised = [count for emitter in emitters for count in emitter.raised_channels.values()]
     if raised:

@@ -58,6 +58,8 @@ def _warnings(manifest: Manifest) -> Iterator[Block]:
             "UNCALIBRATED: the calibration data are random, so the accuracy of this artifact is "
             "unknown; do not ship it"
         )
+    for step in manifest.steps:
+        yield from (Warned(f"{step.name}: {warning}") for warning in step.warnings)
 
 
 def _steps(records: Sequence[StepRecord], manifest: Manifest) -> Table:

@@ -54,12 +54,14 @@ class PassReport:
         changed: Number of changes by what was changed, for example ``{"Conv": 49}``.
         skipped: Every candidate that was left alone, with its reason.
         notes: Sentences for the summary.
+        warnings: Sentences that the user must not miss.
         facts: Values for the manifest, JSON types only.
     """
 
     changed: Mapping[str, int] = field(default_factory=dict)
     skipped: Sequence[Skipped] = ()
     notes: Sequence[str] = ()
+    warnings: Sequence[str] = ()
     facts: Mapping[str, Any] = field(default_factory=dict)
 
 

@@ -82,6 +82,7 @@ class PipelineContext:
     _step: Pass | None = field(default=None, init=False, repr=False)
     _later: Sequence[Pass] = field(default=(), init=False, repr=False)
     _reference: ir.Model | None = field(default=None, init=False, repr=False)
+    _measured: dict[str, Mapping[str, float]] = field(default_factory=dict, init=False, repr=False)
     _samples: tuple[tuple[Feeds, Feeds], ...] = field(default=(), init=False, repr=False)
     _known: dict[str, _Known] = field(default_factory=dict, init=False, repr=False)
 
@@ -100,6 +101,7 @@ class PipelineContext:
     def judge_by(self, samples: Sequence[Feeds], outputs: Sequence[Feeds]) -> None:
         """Says what the original computes on a few samples; :meth:`fidelity` compares with it."""
         self._samples = tuple(zip(samples, outputs, strict=True))
+        self._measured.clear()
 
     @property
     def later(self) -> Sequence[str]:
@@ -110,9 +112,13 @@ class PipelineContext:
         """SQNR in dB of each float output against the original, on a few calibration samples."""
         if not self._samples:
             return {}
-        session = open_session(model, threads=self.threads)
-        found = [run(session, feeds) for feeds, _ in self._samples]
-        return sqnr_by_output((expected for _, expected in self._samples), found)
+        digest = content_hash(model)
+        if digest not in self._measured:
+            session = open_session(model, threads=self.threads)
+            found = [run(session, feeds) for feeds, _ in self._samples]
+            expected = [outputs for _, outputs in self._samples]
+            self._measured[digest] = sqnr_by_output(expected, found)
+        return self._measured[digest]
 
     @property
     def has_data(self) -> bool:

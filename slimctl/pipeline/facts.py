@@ -80,6 +80,7 @@ def step_facts(record: StepRecord) -> StepFacts:
         changed=dict(report.changed),
         skipped=tuple(SkippedEntry(node=node, reason=why) for node, why in report.skipped),
         notes=(*report.notes, *record.notes),
+        warnings=tuple(report.warnings),
         facts=json_types(report.facts),
         weight_bytes=record.weight_bytes,
         nodes=record.nodes,

@@ -98,6 +98,7 @@ class StepFacts(ManifestPart):
         changed: Number of changes by what was changed.
         skipped: Candidates that were left alone.
         notes: Sentences, of the pass and of the checks.
+        warnings: Sentences of the pass that must not be missed.
         facts: What the pass reports.
         weight_bytes: Bytes of all weights afterwards.
         nodes: Number of nodes afterwards.
@@ -112,6 +113,7 @@ class StepFacts(ManifestPart):
     changed: dict[str, int]
     skipped: tuple[SkippedEntry, ...]
     notes: tuple[str, ...]
+    warnings: tuple[str, ...] = ()
     facts: dict[str, Any]
     weight_bytes: int
     nodes: int

@@ -11,6 +11,8 @@ from demo.__main__ import RECIPE, table
 from demo.pages import write_pages
 from slimctl.recipe.run import run_recipe
 
+pytestmark = pytest.mark.xdist_group("demo")  # run once
+
 
 @pytest.fixture(scope="module")
 def lines(

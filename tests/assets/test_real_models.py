@@ -61,7 +61,11 @@ def integer_weights(path: Path) -> int:
     return sum(array.data_type == onnx.TensorProto.INT8 for array in graph.initializer)
 
 
-@pytest.fixture(scope="module", params=SAMPLES)
+@pytest.fixture(
+    scope="module",
+    # One worker per model: quantizing it is most of the work.
+    params=[pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in SAMPLES],
+)
 def case(
     request: pytest.FixtureRequest,
     asset: Callable[[str], Path],

@@ -15,6 +15,8 @@ NOT_SOURCE = shutil.ignore_patterns(".*", "__pycache__", "build", "dist", "*.egg
 TABLE = "BUILT_IN: dict[str, Entry] = {\n"
 RECIPE = "{version: 1, name: docs, model: m.onnx, steps: [{strip-docs: {longer_than: 80}}]}\n"
 
+pytestmark = pytest.mark.xdist_group("writing a pass")  # copied once
+
 
 def blocks() -> dict[str, str]:
     """Python blocks of the page by the file that their first line names."""

@@ -16,6 +16,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 NOT_SOURCE = shutil.ignore_patterns(".*", "__pycache__", "build", "dist", "*.egg-info", "out")
 
+pytestmark = pytest.mark.xdist_group("wheel")  # built once
+
 
 def call(*command: str | Path, cwd: Path) -> str:
     done = subprocess.run(
