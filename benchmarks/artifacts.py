@@ -41,12 +41,11 @@ class Artifacts:
     slow: bool = False
     _made: dict[tuple[str, ...], Artifact] = field(default_factory=dict)
 
-    def ours(self, network: str, method: str = "auto", *, bias_correction: bool = True) -> Artifact:
-        """What ``slimctl quantize`` makes."""
-        key = ("slimctl", network, method, "corrected" if bias_correction else "plain")
+    def ours(self, network: str, method: str = "auto", *options: str) -> Artifact:
+        """What ``slimctl quantize`` makes, by default with its bias correction."""
+        key = ("slimctl", network, method, *options)
         if key not in self._made:
             path = self._path(key)
-            options = [] if bias_correction else ["--no-bias-correction"]
             taken = self.measure_ours(network, method, options=options, output=path)
             self._made[key] = Artifact(path, taken)
         return self._made[key]

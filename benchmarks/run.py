@@ -18,7 +18,7 @@ if __package__ in (None, ""):  # started as a file: only its own folder is on th
 
 from benchmarks import accuracy, calibration_speed, latency, startup
 from benchmarks.artifacts import Artifacts
-from benchmarks.harness import Report
+from benchmarks.harness import CommandFailedError, Report
 from benchmarks.workload import Workload
 
 BENCHMARKS: dict[str, Callable[[Artifacts], Report]] = {
@@ -39,11 +39,16 @@ def main(arguments: list[str] | None = None) -> int:
     unknown = [name for name in options.names if name not in BENCHMARKS]
     if unknown:
         parser.error(f"no benchmark {unknown[0]!r}; there are {', '.join(BENCHMARKS)}")
+    failed = False
     with tempfile.TemporaryDirectory(prefix="slimctl-bench-") as folder:
         artifacts = Artifacts(Workload(Path(folder)), slow=options.slow)
         for name in options.names or BENCHMARKS:
-            BENCHMARKS[name](artifacts).write()
-    return 0
+            try:
+                BENCHMARKS[name](artifacts).write()
+            except CommandFailedError as error:  # the others can still be measured
+                failed = True
+                print(f"{name}: {error}", file=sys.stderr)
+    return int(failed)
 
 
 if __name__ == "__main__":

@@ -48,9 +48,12 @@ class Artifact(NamedTuple):
     files: tuple[Path, ...]
 
 
+_SUFFIX = ".onnx"
+
+
 def is_file_output(output: Path) -> bool:
     """Whether an output is a single ``.onnx`` file; everything else is a folder."""
-    return output.suffix.lower() == ".onnx" and not output.is_dir()
+    return output.suffix.lower() == _SUFFIX and not output.is_dir()
 
 
 def manifest_path(output: Path) -> Path:
@@ -69,6 +72,12 @@ def check_artifact_output(output: Path, *, force: bool) -> None:
     Raises:
         OutputError: With the remedy.
     """
+    if output.suffix.lower() not in ("", _SUFFIX) and not output.is_dir():
+        raise OutputError(
+            output,
+            f"An output is a {_SUFFIX} file or a folder, and '{output.suffix}' is neither",
+            fix=f"write -o {output.with_suffix(_SUFFIX).name}, or -o {output.stem}/",
+        )
     if is_file_output(output):
         check_output(output, force=force)
         check_output(manifest_path(output), force=force)

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, field
 
 import onnx_ir as ir
 
+from slimctl import __version__
 from slimctl.calibration.cache import StatisticsCache, cache_key
 from slimctl.calibration.collect import Statistics, collect
 from slimctl.calibration.thresholds import choose
@@ -205,6 +206,7 @@ class PipelineContext:
         key = cache_key(
             digest,
             data.content_hash(),
+            __version__,  # what is measured, and how, may change with a release
             onnxruntime_version(),
             json.dumps([sorted(tensors), [asdict(layer) for layer in layers]]),
         )
