@@ -5,7 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from slimctl.calibration.density import distribution, magnitudes
-from slimctl.calibration.distortion import COHERENCE, least_error_bound, least_error_range
+from slimctl.calibration.distortion import (
+    COHERENCE,
+    least_error_bound,
+    least_error_range,
+    least_power_range,
+)
 from slimctl.calibration.divergence import BINS, least_divergence_bound, least_divergence_range
 from slimctl.calibration.histogram import FloatHistogram
 from slimctl.core.contract import CalibrationMethod, Range
@@ -21,6 +26,7 @@ def choose(
     percentile: float = 99.999,
     levels: int = 256,
     symmetric: bool = False,
+    exponent: float = 2.0,
 ) -> Range | None:
     """The range of a tensor by one of the methods.
 
@@ -30,6 +36,7 @@ def choose(
         percentile: Share of values kept, in percent; for ``percentile`` alone.
         levels: Quantization levels.
         symmetric: The range is symmetric about zero.
+        exponent: Power of the error that ``auto`` minimizes.
 
     Returns:
         A range with zero in it, or None where :func:`why_no_range` has an answer.
@@ -44,7 +51,7 @@ def choose(
         return kl(histogram, levels, symmetric=symmetric)
     if method == "mse":
         return mse(histogram, levels, symmetric=symmetric)
-    return auto(histogram, levels, symmetric=symmetric)
+    return auto(histogram, levels, symmetric=symmetric, exponent=exponent)
 
 
 def why_no_range(histogram: FloatHistogram) -> str:
@@ -112,7 +119,19 @@ def mse(histogram: FloatHistogram, levels: int = 256, *, symmetric: bool = False
     return search(histogram.bins(), levels)
 
 
-def auto(histogram: FloatHistogram, levels: int = 256, *, symmetric: bool = False) -> Range:
-    """As :func:`mse`, where errors by clipping, which do not average out, weigh more."""
-    search = least_error_bound if symmetric else least_error_range
-    return search(histogram.bins(), levels, COHERENCE)
+def auto(
+    histogram: FloatHistogram,
+    levels: int = 256,
+    *,
+    symmetric: bool = False,
+    exponent: float = 2.0,
+) -> Range:
+    """The range with the least mean of |error| to the power ``exponent``.
+
+    With 2, errors by clipping, which do not average out, weigh more than in :func:`mse`. Which
+    power serves a network best is measured on its outputs; see the quantize pass.
+    """
+    if exponent == 2.0 or symmetric:
+        search = least_error_bound if symmetric else least_error_range
+        return search(histogram.bins(), levels, COHERENCE)
+    return least_power_range(histogram.bins(), levels, exponent)

@@ -41,6 +41,13 @@ from slimctl.passes.fuse import Fuse
 _ALREADY_QUANTIZED = ("QuantizeLinear", "DequantizeLinear", "QLinearConv", "QLinearMatMul")
 
 
+_EXPONENTS = (2.0, 1.5, 4.0)
+"""Powers of the error that ``auto`` tries: squares; one for networks in which rare large values
+matter little (MobileNetV2), and one for those in which they matter most (transformers)."""
+
+_CLEARLY_DB = 0.3
+"""Another power than the first must be better by this much: the samples are few."""
+
 _HEADROOM_DB = 3.0
 """Layers are left in float until this much more than asked for is kept: the few samples that are
 looked at were also calibrated with, and others are worse."""
@@ -159,15 +166,37 @@ class Quantize(Pass):
         """
         infer_shapes(model)
         widened = widen(model, self.name)
-        work = _Work(self.resolve(context.target), model, context)
-        built = work.build(Selection(self.include, self.exclude))
         outcome = _Outcome()
+        work, built = self._best_start(model, context, outcome)
         if widened:
             outcome.notes.append("float16 is computed as float32; inputs and outputs keep float16")
         if self.min_sqnr and context.has_data:
             built = work.keep_sqnr(built, self.min_sqnr, outcome)
         model.graph = built.model.graph
         return built.report(outcome, context.target)
+
+    def _best_start(
+        self, model: ir.Model, context: Context, outcome: _Outcome
+    ) -> tuple[_Work, _Built]:
+        """Everything quantized; for ``auto`` with the exponent that serves the outputs best."""
+        options, selection = self.resolve(context.target), Selection(self.include, self.exclude)
+        works = [_Work(options, model, context, exponent) for exponent in _EXPONENTS]
+        first = works[0], works[0].build(selection)
+        if self.calibration != "auto" or context.target.activation_symmetric:
+            return first
+        score = first[0].score(first[1])
+        if score is None:
+            return first
+        found = [(score + _CLEARLY_DB, *first)]
+        for work in works[1:]:
+            built = work.build(selection)
+            found.append((work.score(built) or 0.0, work, built))
+        best = max(found, key=lambda item: item[0])
+        outcome.notes.append(
+            f"auto: error to the power {best[1].exponent:g} serves the outputs best, of "
+            + ", ".join(f"{exponent:g}" for exponent in _EXPONENTS)
+        )
+        return best[1], best[2]
 
     def activation_kind(self) -> QuantizedType:
         """The integer type of activations, once resolved."""
@@ -218,10 +247,13 @@ class _Built:
 class _Work:
     """Quantizes clones of one float model, with more or fewer layers left in float."""
 
-    def __init__(self, options: Quantize, model: ir.Model, context: Context) -> None:
+    def __init__(
+        self, options: Quantize, model: ir.Model, context: Context, exponent: float
+    ) -> None:
         self.options = options
         self.model = model
         self.context = context
+        self.exponent = exponent
         self.known: dict[str, Range] = {}
 
     def build(self, selection: Selection) -> _Built:
@@ -298,11 +330,19 @@ class _Work:
             percentile=self.options.percentile,
             levels=self.options.activation_kind().levels,
             symmetric=self.context.target.activation_symmetric,
+            exponent=self.exponent,
         )
         if observed:
             self.known |= self.context.ranges(model, request)
 
     # accuracy
+
+    def score(self, built: _Built) -> float | None:
+        """SQNR in dB of the worst output on many samples, corrected if it will be."""
+        clone = clone_model(built.model)
+        if BiasCorrection.name in self.context.later:
+            BiasCorrection().apply(clone, self.context)
+        return min(self.context.fidelity(clone, "many").values(), default=None)
 
     def keep_sqnr(self, built: _Built, floor_db: float, outcome: _Outcome) -> _Built:
         """The model itself, or one with the layers in float that cost its outputs too much.

@@ -17,6 +17,7 @@ from slimctl.core.contract import (
     Progress,
     Range,
     RangeRequest,
+    SampleSet,
     SilentProgress,
 )
 from slimctl.core.target import Target
@@ -53,14 +54,15 @@ class PlainContext:
                 found[name].append(np.asarray(results[name]))
         return found
 
-    def fidelity(self, model: ir.Model) -> Mapping[str, float]:
+    def fidelity(self, model: ir.Model, samples: SampleSet = "few") -> Mapping[str, float]:
+        del samples
         names = [value.name or "" for value in model.graph.outputs]
         ours, theirs = (self.observe(m, names) for m in (self.reference, model))
         found = {}
         for name in names:
             a, b = (np.concatenate([x.ravel() for x in side[name]]) for side in (ours, theirs))
-            noise = float(np.sum((a - b) ** 2, dtype=np.float64))
-            found[name] = 10 * np.log10(float(np.sum(a**2, dtype=np.float64)) / max(noise, 1e-30))
+            signal, noise = (float(np.sum(v**2, dtype=np.float64)) for v in (a, a - b))
+            found[name] = 10 * np.log10(max(signal, 1e-30) / max(noise, 1e-30))
         return found
 
     def ranges(self, model: ir.Model, request: RangeRequest) -> Mapping[str, Range]:

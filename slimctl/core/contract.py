@@ -24,6 +24,10 @@ Feeds: TypeAlias = dict[str, NDArray[Any]]
 CalibrationMethod = Literal["auto", "kl", "minmax", "percentile", "mse"]
 
 
+SampleSet = Literal["few", "many"]
+"""Enough samples to see a broken model, or to tell two good ones apart."""
+
+
 class Effect(StrEnum):
     """What a pass does to the function that the model computes."""
 
@@ -92,6 +96,7 @@ class RangeRequest:
         percentile: Share of values kept, in percent, for ``percentile``.
         levels: Number of quantization levels, 256 for 8 bits.
         symmetric: Ranges are symmetric about zero.
+        exponent: Power of the error that ``auto`` minimizes.
     """
 
     tensors: tuple[str, ...]
@@ -99,6 +104,7 @@ class RangeRequest:
     percentile: float = 99.999
     levels: int = 256
     symmetric: bool = False
+    exponent: float = 2.0
 
 
 @dataclass(frozen=True)
@@ -181,8 +187,8 @@ class Context(Protocol):
         """Names of the passes that run after the current one."""
         ...
 
-    def fidelity(self, model: ir.Model) -> Mapping[str, float]:
-        """SQNR in dB of each float output against the original, on a few calibration samples.
+    def fidelity(self, model: ir.Model, samples: SampleSet = "few") -> Mapping[str, float]:
+        """SQNR in dB of each float output against the original, on some calibration samples.
 
         Empty when there are no calibration data, or the original cannot be run here.
         """

@@ -12,6 +12,7 @@ import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 
 import onnx_ir as ir
 
@@ -27,6 +28,7 @@ from slimctl.core.contract import (
     Progress,
     Range,
     RangeRequest,
+    SampleSet,
     SilentProgress,
 )
 from slimctl.core.errors import SourceError
@@ -83,8 +85,14 @@ class PipelineContext:
     _step: Pass | None = field(default=None, init=False, repr=False)
     _later: Sequence[Pass] = field(default=(), init=False, repr=False)
     _reference: ir.Model | None = field(default=None, init=False, repr=False)
-    _measured: dict[str, Mapping[str, float]] = field(default_factory=dict, init=False, repr=False)
-    _samples: tuple[tuple[Feeds, Feeds], ...] = field(default=(), init=False, repr=False)
+    _measured: dict[tuple[str, str], Mapping[str, float]] = field(
+        default_factory=dict, init=False, repr=False
+    )
+    _judges: dict[str, tuple[tuple[Feeds, Feeds], ...]] = field(
+        default_factory=dict, init=False, repr=False
+    )
+    _original: Path | None = field(default=None, init=False, repr=False)
+    _more: tuple[Feeds, ...] = field(default=(), init=False, repr=False)
     _known: dict[str, _Known] = field(default_factory=dict, init=False, repr=False)
 
     def enter(self, step: Pass, later: Sequence[Pass], reference: ir.Model) -> None:
@@ -99,9 +107,24 @@ class PipelineContext:
         self._later = later
         self._reference = reference
 
-    def judge_by(self, samples: Sequence[Feeds], outputs: Sequence[Feeds]) -> None:
-        """Says what the original computes on a few samples; :meth:`fidelity` compares with it."""
-        self._samples = tuple(zip(samples, outputs, strict=True))
+    def judge_by(
+        self,
+        original: Path,
+        samples: Sequence[Feeds],
+        outputs: Sequence[Feeds],
+        more: Sequence[Feeds],
+    ) -> None:
+        """Says what the original computes on a few samples; :meth:`fidelity` compares with it.
+
+        Args:
+            original: Its file, for running it on more samples when asked for.
+            samples: A few samples.
+            outputs: What the original computes on each.
+            more: Further samples.
+        """
+        self._original = original
+        self._judges = {"few": tuple(zip(samples, outputs, strict=True))}
+        self._more = tuple(more)
         self._measured.clear()
 
     @property
@@ -109,17 +132,25 @@ class PipelineContext:
         """Names of the passes that run after the current one."""
         return [step.name for step in self._later]
 
-    def fidelity(self, model: ir.Model) -> Mapping[str, float]:
-        """SQNR in dB of each float output against the original, on a few calibration samples."""
-        if not self._samples:
+    def fidelity(self, model: ir.Model, samples: SampleSet = "few") -> Mapping[str, float]:
+        """SQNR in dB of each float output against the original, on some calibration samples."""
+        judges = self._judges_of(samples)
+        if not judges:
             return {}
-        digest = content_hash(model)
-        if digest not in self._measured:
+        key = (content_hash(model), samples)
+        if key not in self._measured:
             session = open_session(model, threads=self.threads)
-            found = [run(session, feeds) for feeds, _ in self._samples]
-            expected = [outputs for _, outputs in self._samples]
-            self._measured[digest] = sqnr_by_output(expected, found)
-        return self._measured[digest]
+            found = [run(session, feeds) for feeds, _ in judges]
+            self._measured[key] = sqnr_by_output([outputs for _, outputs in judges], found)
+        return self._measured[key]
+
+    def _judges_of(self, samples: SampleSet) -> tuple[tuple[Feeds, Feeds], ...]:
+        """Samples, and what the original computes on them."""
+        few = self._judges.get("few", ())
+        if samples == "many" and few and "many" not in self._judges and self._original is not None:
+            session = open_session(self._original, threads=self.threads)
+            self._judges["many"] = (*few, *((feeds, run(session, feeds)) for feeds in self._more))
+        return self._judges.get(samples, few)
 
     @property
     def has_data(self) -> bool:
@@ -150,6 +181,7 @@ class PipelineContext:
                 percentile=request.percentile,
                 levels=request.levels,
                 symmetric=request.symmetric,
+                exponent=request.exponent,
             )
             for name in request.tensors
         }

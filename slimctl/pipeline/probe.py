@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +20,8 @@ SAMPLES = 4
 every time. Gates and ``slimctl verify`` judge with all of the data."""
 
 MOST_SAMPLES = 16
-"""As many where they are small, up to :data:`_VALUES` in all: a frame of sound says little."""
+"""As many where two models are told apart, and for every step where they are small, up to
+:data:`_VALUES` in all: a frame of sound says little."""
 
 _VALUES = 600_000
 
@@ -113,8 +114,20 @@ def cut_samples(feeds: Feeds, interface: Interface, size: int) -> tuple[Feeds, .
     )
 
 
-def spread_samples(batches: Iterable[Batch], interface: Interface) -> tuple[Feeds, ...]:
-    """A few single samples out of the first :data:`_LOOK`, evenly spread.
+class Spread(NamedTuple):
+    """Samples from all over the data.
+
+    Attributes:
+        few: For every step.
+        more: Others, for telling models apart.
+    """
+
+    few: tuple[Feeds, ...]
+    more: tuple[Feeds, ...]
+
+
+def spread_samples(batches: Iterable[Batch], interface: Interface) -> Spread:
+    """Some single samples out of the first :data:`_LOOK`, evenly spread.
 
     Args:
         batches: Of a data source; as few as needed are read.
@@ -122,17 +135,22 @@ def spread_samples(batches: Iterable[Batch], interface: Interface) -> tuple[Feed
     """
     singles = (one for batch in batches for one in cut_samples(batch.feeds, interface, batch.size))
     kept: list[Feeds] = []
-    stride = wanted = 1
+    stride = 1
     for index, sample in enumerate(islice(singles, _LOOK)):
-        if index == 0:
-            size = sum(array.size for array in sample.values())
-            wanted = min(max(_VALUES // max(size, 1), SAMPLES), MOST_SAMPLES)
         if index % stride == 0:
             # A copy: a view of one sample would keep its whole batch in memory.
             kept.append({name: array.copy() for name, array in sample.items()})
-        if len(kept) == 2 * wanted:
+        if len(kept) == 2 * MOST_SAMPLES:
             kept, stride = kept[::2], 2 * stride
-    return tuple(kept[:: -(-len(kept) // wanted)]) if kept else ()
+    kept = kept[:: -(-len(kept) // MOST_SAMPLES)] if kept else []
+    step = -(-len(kept) // _number_for_every_step(kept)) if kept else 1
+    few = kept[::step]
+    return Spread(tuple(few), tuple(kept[i] for i in range(len(kept)) if i % step))
+
+
+def _number_for_every_step(samples: Sequence[Feeds]) -> int:
+    size = sum(array.size for array in samples[0].values())
+    return min(max(_VALUES // max(size, 1), SAMPLES), MOST_SAMPLES)
 
 
 def _is_batch(array: NDArray[Any], shape: tuple[Dimension, ...] | None, size: int) -> bool:

@@ -22,7 +22,7 @@ from slimctl.pipeline.chain import check_order, resolve_chain
 from slimctl.pipeline.checks import Trial, Verdict, check_step
 from slimctl.pipeline.context import PipelineContext
 from slimctl.pipeline.fidelity import worst_sqnr_db
-from slimctl.pipeline.probe import Probes, spread_samples
+from slimctl.pipeline.probe import Probes, Spread, spread_samples
 from slimctl.pipeline.stage import Stage, observe_original
 
 Measure = Callable[[Path], float]
@@ -118,12 +118,14 @@ class _Runner:
     inputs: list[ir.Model] = field(default_factory=list)  # the model before each step
 
     def run(self) -> PipelineResult:
+        spread = self._samples()
         self.probes = observe_original(
-            self.original, self._samples(), seed=self.context.seed, threads=self.context.threads
+            self.original, spread.few, seed=self.context.seed, threads=self.context.threads
         )
         if self.original.observation is not None:
             samples = self.probes.samples
-            self.context.judge_by(samples, self.original.observation.optimized[: len(samples)])
+            outputs = self.original.observation.optimized[: len(samples)]
+            self.context.judge_by(self.original.path, samples, outputs, spread.more)
         metric = self.measure(self.original.path) if self.measure else None
         stage, latest, records = self.original, metric, []
         for index in range(len(self.chain)):
@@ -132,8 +134,8 @@ class _Runner:
             records.append(record)
         return PipelineResult(stage.model, stage.path, tuple(records), self.probes, metric)
 
-    def _samples(self) -> tuple[Feeds, ...]:
-        """A few single samples of the calibration data, none without data."""
+    def _samples(self) -> Spread:
+        """Some single samples of the calibration data, none without data."""
         batches = self.context.data.batches() if self.context.data else ()
         return spread_samples(batches, interface(self.original.model))
 

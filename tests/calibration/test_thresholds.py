@@ -333,3 +333,36 @@ def test_no_range_for_what_cannot_be_represented(values: np.ndarray, reason: str
 
 def test_every_ordinary_tensor_has_a_range() -> None:
     assert why_no_range(_histogram(_case("normal"))) == ""
+
+
+@pytest.mark.parametrize("exponent", [1.0, 1.5, 3.0, 4.0])
+@pytest.mark.parametrize("one_sided", [False, True])
+def test_powers_are_minimized_as_by_brute_force(exponent: float, one_sided: bool) -> None:
+    rng = np.random.default_rng(5)
+    values = rng.standard_t(4, 20000).astype(np.float32)
+    values = np.abs(values) if one_sided else values
+    chosen = choose(_histogram(values), "auto", exponent=exponent)
+    assert chosen is not None
+
+    def error(low: float, high: float) -> float:
+        affine = affine_from_range(low, high, UINT8, symmetric=False)
+        return float(np.mean(np.abs(fake_quantize(values, affine) - values) ** exponent))
+
+    low, high = float(values.min()), float(values.max())
+    factors = 2.0 ** (-np.arange(0, 4, 0.05))
+    pairs = [(min(low, 0.0) * a, high * b) for a in factors for b in factors[::1]]
+    if one_sided:
+        pairs = [(0.0, high * b) for b in factors]
+    best = min(error(*pair) for pair in pairs)
+    # Both searches are on grids of a few percent, and the minimum is flat.
+    assert error(chosen.low, chosen.high) <= best * 1.05
+
+
+def test_a_lower_power_clips_more() -> None:
+    values = np.random.default_rng(5).standard_t(4, 20000).astype(np.float32)
+    widths = []
+    for exponent in (1.5, 2.0, 4.0):
+        chosen = choose(_histogram(values), "auto", exponent=exponent)
+        assert chosen is not None
+        widths.append(chosen.high - chosen.low)
+    assert widths == sorted(widths) and widths[0] < widths[2]

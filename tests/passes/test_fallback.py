@@ -122,9 +122,42 @@ def test_floor_that_cannot_be_kept_is_said(plain_context: Callable[..., Any]) ->
     assert any("does not reach it" in warning for warning in report.warnings)
 
 
-def test_sound_model_is_not_scanned(plain_context: Callable[..., Any]) -> None:
+class _Watched:
+    """Progress that remembers what was tracked."""
+
+    def __init__(self) -> None:
+        self.labels: list[str] = []
+
+    def track(self, items: Any, *, total: int | None, label: str) -> Any:
+        self.labels.append(label)
+        return items
+
+
+@pytest.mark.parametrize(("floor", "scans"), [(0.1, []), (20, ["finding sensitive layers"])])
+def test_only_a_model_below_the_floor_is_scanned(
+    floor: float, scans: list[str], plain_context: Callable[..., Any]
+) -> None:
     model, feeds = _spectrum()
     context = plain_context(feeds, model)
-    first = Quantize(min_sqnr=0.1).apply(model.clone(), context)
-    assert not first.skipped
+    context.progress = _Watched()
+    Quantize(min_sqnr=floor).apply(model.clone(), context)
+    assert context.progress.labels == scans
+
+
+def test_auto_takes_the_power_that_serves_the_outputs_best(
+    plain_context: Callable[..., Any],
+) -> None:
+    model, feeds = _spectrum()
+    context = plain_context(feeds, model)
+    scores = {2.0: 20.0, 1.5: 24.0, 4.0: 22.0}
+    context.fidelity = lambda *_: {"y": scores[context.requests[-1].exponent]}
+    report = Quantize(min_sqnr=0).apply(model.clone(), context)
+    assert [request.exponent for request in context.requests] == [2.0, 1.5, 4.0]
+    assert any("power 1.5" in note for note in report.notes)
+
+
+def test_other_methods_are_not_tried_out(plain_context: Callable[..., Any]) -> None:
+    model, feeds = _spectrum()
+    context = plain_context(feeds, model)
+    Quantize(calibration="kl", min_sqnr=0).apply(model.clone(), context)
     assert len(context.requests) == 1

@@ -31,8 +31,11 @@ def _batches(count: int, size: int, width: int) -> Iterator[Batch]:
     ],
 )
 def test_a_few_samples_evenly_spread(size: int, width: int, most: int, count: int) -> None:
-    samples = spread_samples(_batches(count, size, width), INTERFACE)
-    found = [int(feeds["x"][0, 0]) for feeds in samples]
+    spread = spread_samples(_batches(count, size, width), INTERFACE)
+    found = [int(feeds["x"][0, 0]) for feeds in spread.few]
+    others = [int(feeds["x"][0, 0]) for feeds in spread.more]
+    assert not set(found) & set(others)
+    assert len(found) + len(others) <= MOST_SAMPLES
     assert 1 <= len(found) <= most
     assert len(found) >= min(count, most) // 2
     gaps = np.diff(found)
@@ -42,7 +45,7 @@ def test_a_few_samples_evenly_spread(size: int, width: int, most: int, count: in
 
 
 def test_no_data_no_samples() -> None:
-    assert spread_samples([], INTERFACE) == ()
+    assert spread_samples([], INTERFACE) == ((), ())
 
 
 def test_reading_stops_early() -> None:
