@@ -30,9 +30,9 @@ def prepare(model: Path, output: Path) -> None:
 def samples(data: Path) -> Iterator[dict[str, NDArray[Any]]]:
     """Yields the feeds of one picture each."""
     with np.load(data) as arrays:
-        image = arrays["image"]
-    for index in range(len(image)):
-        yield {"image": image[index : index + 1]}
+        ((name, images),) = arrays.items()
+    for index in range(len(images)):
+        yield {name: images[index : index + 1]}
 
 
 def quantize(method: str, model: Path, data: Path, output: Path) -> None:

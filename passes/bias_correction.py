@@ -99,6 +99,8 @@ class BiasCorrection(Pass):
                 gains[candidate.node.name or ""] = found
         remove_dead(model)  # the biases before
         loss = _loss(before, context.fidelity(model)) if gains else ""
+        if loss:  # a few samples may mislead
+            loss = _loss(context.fidelity(uncorrected, "many"), context.fidelity(model, "many"))
         if loss:
             model.graph = uncorrected.graph
             skipped.extend(Skipped(name, loss) for name in gains)

@@ -41,12 +41,13 @@ from slimctl.passes.fuse import Fuse
 _ALREADY_QUANTIZED = ("QuantizeLinear", "DequantizeLinear", "QLinearConv", "QLinearMatMul")
 
 
-_EXPONENTS = (2.0, 1.5, 4.0)
+_EXPONENTS = (2.0, 1.5, 4.0, math.inf)
 """Powers of the error that ``auto`` tries: squares; one for networks in which rare large values
-matter little (MobileNetV2), and one for those in which they matter most (transformers)."""
+matter little (MobileNetV2), and two for those in which they matter more; infinity clips nothing."""
 
-_CLEARLY_DB = 0.3
-"""Another power than the first must be better by this much: the samples are few."""
+_AS_GOOD_DB = 0.3
+"""Among powers that are as good as this, the one that clips least is taken: other data may hold
+larger values than the samples do."""
 
 _HEADROOM_DB = 3.0
 """Layers are left in float until this much more than asked for is kept: the few samples that are
@@ -180,23 +181,23 @@ class Quantize(Pass):
     ) -> tuple[_Work, _Built]:
         """Everything quantized; for ``auto`` with the exponent that serves the outputs best."""
         options, selection = self.resolve(context.target), Selection(self.include, self.exclude)
-        works = [_Work(options, model, context, exponent) for exponent in _EXPONENTS]
-        first = works[0], works[0].build(selection)
-        if self.calibration != "auto" or context.target.activation_symmetric:
-            return first
-        score = first[0].score(first[1])
-        if score is None:
-            return first
-        found = [(score + _CLEARLY_DB, *first)]
-        for work in works[1:]:
+        searched = self.calibration == "auto" and not context.target.activation_symmetric
+        tried: list[tuple[float, _Work, _Built]] = []
+        for exponent in _EXPONENTS if searched else _EXPONENTS[:1]:
+            work = _Work(options, model, context, exponent)
             built = work.build(selection)
-            found.append((work.score(built) or 0.0, work, built))
-        best = max(found, key=lambda item: item[0])
+            score = work.score(built) if searched else None
+            if score is None:  # nothing to choose by
+                return work, built
+            tried.append((score, work, built))
+        enough = max(score for score, _, _ in tried) - _AS_GOOD_DB
+        good = [(work, built) for score, work, built in tried if score >= enough]
+        work, built = max(good, key=lambda item: item[0].exponent)
         outcome.notes.append(
-            f"auto: error to the power {best[1].exponent:g} serves the outputs best, of "
-            + ", ".join(f"{exponent:g}" for exponent in _EXPONENTS)
+            f"auto: errors to the power {work.exponent:g} serve the outputs best, of "
+            + ", ".join(f"{other.exponent:g} ({score:.1f} dB)" for score, other, _ in tried)
         )
-        return best[1], best[2]
+        return work, built
 
     def activation_kind(self) -> QuantizedType:
         """The integer type of activations, once resolved."""

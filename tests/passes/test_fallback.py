@@ -144,16 +144,22 @@ def test_only_a_model_below_the_floor_is_scanned(
     assert context.progress.labels == scans
 
 
+@pytest.mark.parametrize(
+    ("scores", "taken"),
+    [
+        ({2.0: 20.0, 1.5: 24.0, 4.0: 22.0, np.inf: 23.0}, "1.5"),
+        ({2.0: 20.0, 1.5: 20.2, 4.0: 20.1, np.inf: 19.8}, "4"),  # as good, and clips less
+    ],
+)
 def test_auto_takes_the_power_that_serves_the_outputs_best(
-    plain_context: Callable[..., Any],
+    scores: dict[float, float], taken: str, plain_context: Callable[..., Any]
 ) -> None:
     model, feeds = _spectrum()
     context = plain_context(feeds, model)
-    scores = {2.0: 20.0, 1.5: 24.0, 4.0: 22.0}
     context.fidelity = lambda *_: {"y": scores[context.requests[-1].exponent]}
     report = Quantize(min_sqnr=0).apply(model.clone(), context)
-    assert [request.exponent for request in context.requests] == [2.0, 1.5, 4.0]
-    assert any("power 1.5" in note for note in report.notes)
+    assert [request.exponent for request in context.requests] == list(scores)
+    assert any(f"power {taken} " in note for note in report.notes)
 
 
 def test_other_methods_are_not_tried_out(plain_context: Callable[..., Any]) -> None:

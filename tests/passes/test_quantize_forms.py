@@ -234,10 +234,20 @@ def test_correction_that_harms_an_output_is_taken_back(plain_context: Callable[.
     quantized = model.clone()
     Quantize(min_sqnr=0).apply(quantized, context)
     # A context that sees the outputs get worse, whatever the correction does.
-    values = iter([{"y": 30.0}, {"y": 29.0}])
-    context.fidelity = lambda _: next(values)
+    values = iter([{"y": 31.0}, {"y": 30.5}, {"y": 30.0}, {"y": 29.0}])
+    context.fidelity = lambda *_: next(values)
     before = ir.to_proto(quantized).SerializeToString(deterministic=True)
     report = BiasCorrection().apply(quantized, context)
     assert report.changed == {"bias": 0}
     assert any("30.0 to 29.0" in item.reason for item in report.skipped)
     assert ir.to_proto(quantized).SerializeToString(deterministic=True) == before
+
+
+def test_few_samples_that_mislead_are_overruled(plain_context: Callable[..., Any]) -> None:
+    model = _model("relu_beside_signed_concat")
+    context = plain_context(_feeds(model), model)
+    quantized = model.clone()
+    Quantize(min_sqnr=0).apply(quantized, context)
+    values = iter([{"y": 31.0}, {"y": 30.5}, {"y": 29.0}, {"y": 30.0}])
+    context.fidelity = lambda *_: next(values)
+    assert BiasCorrection().apply(quantized, context).changed["bias"] > 0
