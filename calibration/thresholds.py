@@ -130,8 +130,9 @@ def auto(
 ) -> Range:
     """The range with the least mean of |error| to the power ``exponent``.
 
-    With infinity these are the extremes. With 2, errors by clipping, which do not average out, weigh more than in :func:`mse`. Which
-    power serves a network best is measured on its outputs; see the quantize pass.
+    With infinity these are the extremes. With 2, errors by clipping, which do not average out,
+    weigh more than in :func:`mse`. Which power serves a network best is measured on its outputs;
+    see the quantize pass.
     """
     if math.isinf(exponent):  # the largest error counts alone
         return minmax(histogram, symmetric=symmetric)
