@@ -49,6 +49,8 @@ class Trial:
         feeds: What both models are run on; of the model before, the outputs for the first of
             them at least are known.
         threads: Threads of onnxruntime.
+        known: What the model after computes on ``feeds`` with all optimizations, where a model of
+            equal content was run already.
     """
 
     label: str
@@ -57,6 +59,7 @@ class Trial:
     after: Stage
     feeds: tuple[Feeds, ...]
     threads: int = 0
+    known: tuple[Feeds, ...] = ()
 
     def broken(self, promise: str, detail: str) -> PassContractError:
         """The error of a broken promise."""
@@ -134,7 +137,8 @@ def _check_validity(trial: Trial) -> Iterator[str]:
 
 def _run(trial: Trial, feeds: tuple[Feeds, ...]) -> Observation:
     try:
-        return observe(trial.after.path, feeds, trial.threads)
+        known = trial.known if feeds is trial.feeds else ()
+        return observe(trial.after.path, feeds, trial.threads, known)
     except ModelExecutionError as error:
         place = f"{error.where}: " if error.where.startswith("node") else ""
         raise trial.broken("onnxruntime loads and runs the model", place + error.what) from error

@@ -147,7 +147,15 @@ class _Runner:
         with _StepName(label):
             after, report = self._apply(index, before)
             verdict = self._check(
-                Trial(label, step, before, after, self._feeds(index), self.context.threads)
+                Trial(
+                    label,
+                    step,
+                    before,
+                    after,
+                    self._feeds(index),
+                    self.context.threads,
+                    self.context.known_outputs(after.model),
+                )
             )
             if self.measure is not None and after is not before:
                 metric = self.measure(after.path)
