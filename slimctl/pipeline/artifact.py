@@ -72,7 +72,8 @@ def check_artifact_output(output: Path, *, force: bool) -> None:
     Raises:
         OutputError: With the remedy.
     """
-    if output.suffix.lower() not in ("", _SUFFIX) and not output.is_dir():
+    # A folder may be called v1.2; x.txt or model.onx is most likely meant to be a file.
+    if output.suffix[1:].isalpha() and not is_file_output(output) and not output.is_dir():
         raise OutputError(
             output,
             f"An output is a {_SUFFIX} file or a folder, and '{output.suffix}' is neither",

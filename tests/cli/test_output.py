@@ -46,7 +46,13 @@ class Pair(NamedTuple):
         ({1: float("nan")}, {"1": "nan"}),
         (
             PassReport(skipped=(Skipped("a", "why"),)),
-            {"changed": {}, "skipped": [{"node": "a", "reason": "why"}], "notes": [], "facts": {}},
+            {
+                "changed": {},
+                "skipped": [{"node": "a", "reason": "why"}],
+                "notes": [],
+                "warnings": [],
+                "facts": {},
+            },
         ),
     ],
 )

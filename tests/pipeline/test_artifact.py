@@ -330,3 +330,14 @@ def test_an_end_between_any_two_renames_leaves_a_whole_model(
         break
     assert moments == (1 if output == "out" else 2 + external[1])
     assert added(read_artifact(target).model) == 3
+
+
+@pytest.mark.parametrize("name", ["x.txt", "model.onx", "model.pt"])
+def test_an_output_that_is_neither_model_nor_folder_is_refused(name: str, tmp_path: Path) -> None:
+    with pytest.raises(OutputError, match="neither"):
+        check_artifact_output(tmp_path / name, force=False)
+
+
+@pytest.mark.parametrize("name", ["v1.2", "x.onnx", "X.ONNX", "folder"])
+def test_outputs_that_are_models_or_folders(name: str, tmp_path: Path) -> None:
+    check_artifact_output(tmp_path / name, force=False)
