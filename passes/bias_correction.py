@@ -21,7 +21,6 @@ from slimctl.core.contract import (
     Context,
     Effect,
     InputMean,
-    LinearInput,
     Pass,
     PassReport,
     Skipped,
@@ -49,7 +48,6 @@ class _Candidate:
         node: In the quantized model.
         original: In the float model.
         restored: The weight as the quantized model computes with it.
-        scale: Scale of the weight, float32 [channels] or [].
     """
 
     node: ir.Node
@@ -85,19 +83,8 @@ class BiasCorrection(Pass):
 
     def apply(self, model: ir.Model, context: Context) -> PassReport:
         """Corrects each layer for which the correction holds on data it was not computed from."""
-        candidates, skipped = _candidates(model, context.reference)
-        layers = [linear_input(candidate.original) for candidate in candidates]
-        means = context.input_means(context.reference, layers)
         before, uncorrected = context.fidelity(model), clone_model(model)
-        names = NameScope(model)
-        gains: dict[str, float] = {}
-        for candidate in candidates:
-            found = _correct(candidate, means, names)
-            if isinstance(found, str):
-                skipped.append(Skipped(candidate.node.name or "", found))
-            else:
-                gains[candidate.node.name or ""] = found
-        remove_dead(model)  # the biases before
+        gains, skipped = correct_biases(model, context)
         loss = _loss(before, context.fidelity(model)) if gains else ""
         if loss:  # a few samples may mislead
             loss = _loss(context.fidelity(uncorrected, "many"), context.fidelity(model, "many"))
@@ -111,6 +98,31 @@ class BiasCorrection(Pass):
             notes=_notes(gains),
             facts={"explained": {name: round(gain, 4) for name, gain in sorted(gains.items())}},
         )
+
+
+def correct_biases(model: ir.Model, context: Context) -> tuple[dict[str, float], list[Skipped]]:
+    """Corrects every layer for which it holds on the other half of the data; outputs are not run.
+
+    Args:
+        model: Quantized; changed in place.
+        context: Gives the float model and the means of its inputs.
+
+    Returns:
+        The share of the squared mean error that goes, by layer; and the layers left alone.
+    """
+    candidates, skipped = _candidates(model, context.reference)
+    layers = [linear_input(candidate.original) for candidate in candidates]
+    means = context.input_means(context.reference, layers)
+    names = NameScope(model)
+    gains: dict[str, float] = {}
+    for candidate in candidates:
+        found = _correct(candidate, means, names)
+        if isinstance(found, str):
+            skipped.append(Skipped(candidate.node.name or "", found))
+        else:
+            gains[candidate.node.name or ""] = found
+    remove_dead(model)  # the biases before
+    return gains, skipped
 
 
 def _loss(before: Mapping[str, float], after: Mapping[str, float]) -> str:
@@ -304,6 +316,3 @@ def _write_following_add(
     value = add_initializer(_graph(add), label, corrected.astype(constant.dtype))
     add.replace_input_with(index, value)
     return None
-
-
-__all__ = ["BiasCorrection", "LinearInput"]

@@ -21,6 +21,7 @@ from slimctl.core.contract import (
     PassReport,
     Range,
     RangeRequest,
+    SampleSet,
 )
 from slimctl.core.errors import PassFailedError, UnsupportedModelError
 from slimctl.core.target import ActivationType, Target
@@ -35,7 +36,7 @@ from slimctl.passes._layers import is_linear, linear_input
 from slimctl.passes._placement import Placement, place
 from slimctl.passes._qdq import Emitter, WeightSettings, affines_for
 from slimctl.passes._widen import widen
-from slimctl.passes.bias_correction import BiasCorrection
+from slimctl.passes.bias_correction import BiasCorrection, correct_biases
 from slimctl.passes.fuse import Fuse
 
 _ALREADY_QUANTIZED = ("QuantizeLinear", "DequantizeLinear", "QLinearConv", "QLinearMatMul")
@@ -340,10 +341,8 @@ class _Work:
 
     def score(self, built: _Built) -> float | None:
         """SQNR in dB of the worst output on many samples, corrected if it will be."""
-        clone = clone_model(built.model)
-        if BiasCorrection.name in self.context.later:
-            BiasCorrection().apply(clone, self.context)
-        return min(self.context.fidelity(clone, "many").values(), default=None)
+        found = self._fidelity(clone_model(built.model), "many")
+        return min(found.values(), default=None)
 
     def keep_sqnr(self, built: _Built, floor_db: float, outcome: _Outcome) -> _Built:
         """The model itself, or one with the layers in float that cost its outputs too much.
@@ -399,11 +398,11 @@ class _Work:
         reasons = {layer: _reason(alone[layer]) for layer in layers}
         return Selection(self.options.include, self.options.exclude, reasons)
 
-    def _fidelity(self, model: ir.Model) -> Mapping[str, float]:
+    def _fidelity(self, model: ir.Model, samples: SampleSet = "few") -> Mapping[str, float]:
         """SQNR as it will be once a later bias-correction has run; the model is used up."""
         if BiasCorrection.name in self.context.later:
-            BiasCorrection().apply(model, self.context)
-        return self.context.fidelity(model)
+            correct_biases(model, self.context)
+        return self.context.fidelity(model, samples)
 
 
 def _reason(noise: Mapping[str, float]) -> str:
