@@ -8,8 +8,16 @@ from dataclasses import dataclass
 import onnx
 import onnx_ir as ir
 
-from slimctl.graph.edit import NAMELESS, Dimension, all_graphs, clone_model, dimensions
+from slimctl.graph.edit import (
+    NAMELESS,
+    Dimension,
+    all_graphs,
+    all_nodes,
+    clone_model,
+    dimensions,
+)
 from slimctl.graph.save import structure
+from slimctl.graph.sizes import reshaped, shape_entries
 
 Shape = tuple[Dimension, ...] | None
 
@@ -78,8 +86,35 @@ def _forget(values: dict[ir.Value, _Known]) -> None:
         value.shape = None
 
 
+_ROUNDS = 4
+"""How often inference is run again because a Reshape gave it something to go on."""
+
+
 def _infer(model: ir.Model, fixed: frozenset[ir.Value]) -> None:
-    """One run of onnx's inference; its results replace what the model states, but for ``fixed``."""
+    """Runs onnx's inference; its results replace what the model states, but for ``fixed``."""
+    for _ in range(_ROUNDS):
+        _infer_once(model, fixed)
+        if not _resolve_reshapes(model, fixed):
+            return
+
+
+def _resolve_reshapes(model: ir.Model, fixed: frozenset[ir.Value]) -> bool:
+    """Finds shapes behind Reshape nodes that onnx does not. Returns whether there were any."""
+    found = False
+    for node in all_nodes(model):
+        if node.op_type != "Reshape" or node.domain or len(node.inputs) < 2:
+            continue
+        before = dimensions(node.inputs[0].shape) if node.inputs[0] is not None else None
+        output = node.outputs[0]
+        if before is None or output in fixed or output.shape is not None:
+            continue
+        after = reshaped(before, None, shape_entries(node.inputs[1]))
+        if after is not None:
+            output.shape, found = ir.Shape(after), True
+    return found
+
+
+def _infer_once(model: ir.Model, fixed: frozenset[ir.Value]) -> None:
     proto = structure(model)
     _forget_fillers(proto.graph)
     inferred = _inferred(proto)
