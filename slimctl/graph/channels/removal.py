@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from slimctl.graph.channels.coupling import Channels, Member, Role
 from slimctl.graph.channels.units import FIXED, Ids
 from slimctl.graph.edit import NameScope, add_initializer, const_array, remove_dead
 from slimctl.graph.shapes import infer_shapes
+from slimctl.graph.sizes import shape_entries
 
 _SIZES = ir.DataType.INT64
 _FULL = np.iinfo(np.int64).max
@@ -60,9 +62,14 @@ def silence_channels(channels: Channels, gone: Ids) -> None:
         if value.is_initializer():
             value.const_value = ir.Tensor(changed, name=value.name)
         else:
-            node = value.producer()
-            assert node is not None, "a constant without an initializer comes from a node"
-            node.attributes["value"] = ir.AttrTensor("value", ir.Tensor(changed))
+            _set_constant(value, changed)
+
+
+def _set_constant(value: ir.Value, array: NDArray[Any]) -> None:
+    node = value.producer()
+    assert node is not None, "a constant without an initializer comes from a node"
+    node.attributes.clear()  # of value, value_floats and their like, one must be there
+    node.attributes["value"] = ir.AttrTensor("value", ir.Tensor(array))
 
 
 def _by_value(members: Sequence[Member]) -> dict[ir.Value, list[Member]]:
@@ -108,6 +115,10 @@ class Removal:
         """How many indices stay."""
         return int(np.count_nonzero(self.kept(ids)))
 
+    def loses(self, ids: Ids) -> bool:
+        """Whether any index goes."""
+        return self.count(ids) < ids.size
+
     def positions(self, ids: Ids, chosen: NDArray[Any]) -> NDArray[np.int64]:
         """New positions, on a shortened axis, of those chosen indices that stay.
 
@@ -137,9 +148,7 @@ class Removal:
             tensor = ir.Tensor(np.ascontiguousarray(array), name=value.name)
             value.const_value, value.shape = tensor, tensor.shape
             return
-        node = value.producer()
-        assert node is not None, "a constant without an initializer comes from a node"
-        node.attributes["value"] = ir.AttrTensor("value", ir.Tensor(np.ascontiguousarray(array)))
+        _set_constant(value, np.ascontiguousarray(array))
         value.shape = ir.Shape(array.shape)
 
     def set_int(self, node: ir.Node, name: str, number: int) -> None:
@@ -166,32 +175,33 @@ class Removal:
             sizes: By axis: the labels whose count is the size, or the size.
         """
         listed = node.attributes.get("axes")
-        places = None if listed is None else [int(axis) for axis in listed.as_ints()]
-        new = {
-            axis if places is None else places.index(axis): (
-                size if isinstance(size, int) else self.count(size)
-            )
-            for axis, size in sizes.items()
-            if (places is None or axis in places) and (isinstance(size, int) or self._less(size))
-        }
         source = node.inputs[index]
+        array = const_array(source)
+        known = node.outputs[0].shape or (node.inputs[0].shape if node.inputs[0] else None)
+        entries = shape_entries(source)
+        rank = len(known or entries or ())
+        length = rank if entries is None else len(entries)
+        if listed is None:  # sizes of an Expand begin at a later axis than those of its output
+            places = list(range(rank - length, rank))
+        else:
+            places = [int(axis) % rank for axis in listed.as_ints()]
+        new = {
+            places.index(axis): size if isinstance(size, int) else self.count(size)
+            for axis, size in sizes.items()
+            if axis in places and (isinstance(size, int) or self.loses(size))
+        }
         if not new or source is None:
             return
-        array = const_array(source)
         if array is not None:
             changed = array.copy()
             for place, size in new.items():
                 changed[place] = size
             self.set_input(node, index, changed)
             return
-        length = 1 + max(new) if source.shape is None else int(source.shape.numpy()[0])
         node.replace_input_with(index, self._patched(node, source, new, length))
 
-    def _less(self, ids: Ids) -> bool:
-        return self.count(ids) < ids.size
-
     def set_slice(self, node: ir.Node, axis: int, rank: int, where: NDArray[np.int64]) -> None:
-        """Makes a Slice take these positions of an axis."""
+        """Makes a Slice take these positions of an axis, at least one."""
         steps = np.unique(np.diff(where)) if where.size > 1 else np.array([1])
         regular = steps.size == 1
         step = int(steps[0]) if regular else 1
@@ -245,7 +255,7 @@ class Removal:
         users = [(use.node, use.idx) for use in output.uses()]
         if not users and not output.is_graph_output():
             return
-        self._behind_with(node, lambda source: self._where(node, source, sizes, length))
+        self._behind_with(node, lambda source: self._replaced(node, source, sizes, length))
 
     def scale_output(self, node: ir.Node, factor: float) -> None:
         """Multiplies what a node gives."""
@@ -257,17 +267,20 @@ class Removal:
         """Adds a constant to each output channel of a linear layer.
 
         Args:
-            node: Conv, ConvTranspose, Gemm, or MatMul (an Add is put behind it).
+            node: Conv, Gemm, or MatMul. An Add is put behind one that has no constant bias.
             addend: [output channels that stay]
         """
         weight = const_array(node.inputs[1])
         dtype = np.dtype(np.float32) if weight is None else weight.dtype
-        if node.op_type == "MatMul":
+        attribute = node.attributes.get("beta")
+        beta = 1.0 if attribute is None else attribute.as_float()
+        source = node.inputs[2] if len(node.inputs) > 2 else None
+        bias = const_array(source)
+        computed = source is not None and bias is None
+        if node.op_type in ("FusedMatMul", "MatMul") or computed or beta == 0.0:
             self._behind(node, "Add", [self._constant(node, addend.astype(dtype))], [])
             return
-        beta = node.attributes.get("beta")
-        bias = const_array(node.inputs[2]) if len(node.inputs) > 2 else None
-        scaled = addend if beta is None else addend / beta.as_float()
+        scaled = addend / beta
         total = scaled if bias is None else bias.astype(np.float64) + scaled
         self.set_input(node, 2, total.astype(dtype))
 
@@ -282,7 +295,9 @@ class Removal:
 
     def _constant(self, node: ir.Node, array: NDArray[Any]) -> ir.Value:
         assert isinstance(node.graph, ir.Graph), "a node of a model"
-        return add_initializer(node.graph, self._names.fresh(f"{node.name}_pruned"), array)
+        return add_initializer(
+            node.graph, self._names.fresh(f"{node.name or node.op_type}_pruned"), array
+        )
 
     def _node(
         self, near: ir.Node, op_type: str, inputs: Sequence[ir.Value], attributes: Sequence[ir.Attr]
@@ -292,31 +307,42 @@ class Removal:
             op_type,
             inputs,
             list(attributes),
-            name=self._names.fresh_node(f"{near.name}_{op_type}"),
+            name=self._names.fresh_node(f"{near.name or near.op_type}_{op_type}"),
         )
-        made.outputs[0].name = self._names.fresh(f"{near.name}_{op_type}_output")
+        made.outputs[0].name = self._names.fresh(f"{made.name}_output")
         if self._made_by:
             made.metadata_props["slimctl.pass"] = self._made_by
         return made
 
-    def _where(
+    def _replaced(
         self, near: ir.Node, source: ir.Value, sizes: Mapping[int, int], length: int
-    ) -> ir.Node:
-        mask, numbers = np.zeros(length, bool), np.zeros(length, np.int64)
-        for place, size in sizes.items():
-            mask[place], numbers[place] = True, size
-        constants = [self._constant(near, mask), self._constant(near, numbers)]
-        made = self._node(near, "Where", [*constants, source], [])
-        made.outputs[0].type = ir.TensorType(_SIZES)
+    ) -> list[ir.Node]:
+        """Other numbers at some places of a vector of sizes; the last node gives the result.
+
+        The vector is put together from pieces because shape inference follows that.
+        """
+        made: list[ir.Node] = []
+        pieces: list[ir.Value] = []
+        for replaced, run in groupby(range(length), key=sizes.__contains__):
+            places = list(run)
+            numbers = [sizes[place] for place in places] if replaced else places
+            piece = self._constant(near, np.array(numbers, np.int64))
+            if not replaced:
+                made.append(self._node(near, "Gather", [source, piece], [ir.AttrInt64("axis", 0)]))
+                piece = made[-1].outputs[0]
+            pieces.append(piece)
+        made.append(self._node(near, "Concat", pieces, [ir.AttrInt64("axis", 0)]))
+        for node in made:
+            node.outputs[0].type = ir.TensorType(_SIZES)
         return made
 
     def _patched(
         self, node: ir.Node, source: ir.Value, sizes: Mapping[int, int], length: int
     ) -> ir.Value:
-        made = self._where(node, source, sizes, length)
+        made = self._replaced(node, source, sizes, length)
         assert isinstance(node.graph, ir.Graph), "a node of a model"
         node.graph.insert_before(node, made)
-        return made.outputs[0]
+        return made[-1].outputs[0]
 
     def _behind(
         self,
@@ -326,17 +352,17 @@ class Removal:
         attributes: Sequence[ir.Attr],
     ) -> None:
         self._behind_with(
-            node, lambda source: self._node(node, op_type, [source, *others], attributes)
+            node, lambda source: [self._node(node, op_type, [source, *others], attributes)]
         )
 
-    def _behind_with(self, node: ir.Node, build: Any) -> None:
-        """Puts a node behind another; whoever read the old output reads the new one."""
+    def _behind_with(self, node: ir.Node, build: Callable[[ir.Value], list[ir.Node]]) -> None:
+        """Puts nodes behind another; whoever read the old output reads that of the last."""
         assert isinstance(node.graph, ir.Graph), "a node of a model"
         output = node.outputs[0]
         users = [(use.node, use.idx) for use in output.uses()]
         made = build(output)
-        new = made.outputs[0]
-        new.type = output.type
+        new = made[-1].outputs[0]
+        new.type, new.shape = output.type, output.shape
         node.graph.insert_after(node, made)
         for user, index in users:
             user.replace_input_with(index, new)

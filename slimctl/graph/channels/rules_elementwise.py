@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import onnx_ir as ir
 from numpy.typing import NDArray
 
 from slimctl.graph.channels.coupling import Axis, Role
+from slimctl.graph.channels.fills import adapted
 from slimctl.graph.channels.rule import Rule
 from slimctl.graph.channels.site import Site
 from slimctl.graph.channels.units import FIXED, Ids
 
 _Values = NDArray[np.float64]
 
-_INVALID = math.inf
-"""Stands for what must not be computed with, such as the quotient of zero by zero."""
+_UNDEFINED = "it is not defined where a channel is zero, or may not be"
 
 
 # one operand
@@ -48,8 +49,19 @@ def _clip(site: Site, x: _Values) -> _Values:
         given = site.constant(index)
         if site.has(index) and given is None:
             return np.full(x.shape, np.nan)
-        bounds.append(_attribute(site, name, default) if given is None else float(given))
+        bounds.append(_attribute(site, name, default) if given is None else float(given.item()))
     return np.clip(x, bounds[0], bounds[1])
+
+
+def _cast(site: Site, x: _Values) -> _Values:
+    """Rounds as the type that is cast to; whole numbers cut off."""
+    kind = site.node.outputs[0].dtype
+    rest = np.full(x.shape, np.nan)
+    if kind is None or kind == ir.DataType.STRING:
+        return rest
+    known = ~np.isnan(x)
+    rest[known] = x[known].astype(kind.numpy()).astype(np.float64)
+    return rest
 
 
 def _plain(function: Callable[[_Values], Any]) -> Callable[[Site, _Values], _Values]:
@@ -58,9 +70,10 @@ def _plain(function: Callable[[_Values], Any]) -> Callable[[Site, _Values], _Val
 
 _FUNCTIONS: dict[str, Callable[[Site, _Values], _Values]] = {
     "Abs": _plain(np.abs),
-    "Cast": _plain(lambda x: x),
+    "Cast": _cast,
     "Clip": _clip,
     "Cos": _plain(np.cos),
+    "Cosh": _plain(np.cosh),
     "Erf": _plain(np.vectorize(math.erf)),
     "Exp": _plain(np.exp),
     "HardSigmoid": _hard_sigmoid,
@@ -68,19 +81,28 @@ _FUNCTIONS: dict[str, Callable[[Site, _Values], _Values]] = {
     "Identity": _plain(lambda x: x),
     "LeakyRelu": _leaky,
     "Neg": _plain(np.negative),
+    "Not": _plain(lambda x: 1.0 - x),
     "Relu": _plain(lambda x: np.maximum(x, 0.0)),
     "Sigmoid": _sigmoid,
-    "Softplus": _plain(lambda x: np.log1p(np.exp(x))),
-    "Sqrt": _plain(np.sqrt),
+    "Softplus": _plain(lambda x: np.logaddexp(0.0, x)),
     "Tanh": _plain(np.tanh),
 }
 """What an operator makes of a constant. NaN stays NaN."""
 
+_PARTIAL: dict[str, Callable[[Site, _Values], _Values]] = {
+    "Acos": _plain(np.arccos),
+    "Acosh": _plain(np.arccosh),
+    "Asin": _plain(np.arcsin),
+    "Atanh": _plain(np.arctanh),
+    "Log": _plain(np.log),
+    "Reciprocal": _plain(np.reciprocal),
+    "Sqrt": _plain(np.sqrt),
+}
+"""The same for those that are not defined for every number: 0 times NaN would not be 0."""
+
 _ZERO_AT_ZERO = [
-    "Asin",
     "Asinh",
     "Atan",
-    "Atanh",
     "Ceil",
     "Celu",
     "Elu",
@@ -98,25 +120,30 @@ _ZERO_AT_ZERO = [
     "Tan",
     "ThresholdedRelu",
 ]
-_NOT_ZERO_AT_ZERO = [
-    "Acos",
-    "Acosh",
-    "BitwiseNot",
-    "Cosh",
-    "IsInf",
-    "IsNaN",
-    "Log",
-    "Not",
-    "Reciprocal",
-]
+_NOT_ZERO_AT_ZERO = ["BitwiseNot", "IsInf", "IsNaN"]
 
 
 def _function(site: Site) -> None:
-    function = _FUNCTIONS[site.node.op_type]
     for axis, labels in site.axes().items():
-        with np.errstate(over="ignore", invalid="ignore"):
-            rest = function(site, np.asarray(labels.rest))
-        site.label(axis, Axis(labels.ids, rest, labels.alive or site.name))
+        site.label(axis, _applied(site, labels, _FUNCTIONS))
+
+
+def _partial_function(site: Site) -> None:
+    for axis, labels in site.axes().items():
+        result = _applied(site, labels, _PARTIAL)
+        site.block(labels.ids[np.isnan(result.rest)], _UNDEFINED)
+        site.label(axis, result)
+
+
+def _applied(
+    site: Site, labels: Axis, functions: Mapping[str, Callable[[Site, _Values], _Values]]
+) -> Axis:
+    """What a function makes of a constant; one that it makes no finite number of must stay."""
+    before = np.asarray(labels.rest)
+    with np.errstate(all="ignore"):
+        rest = functions[site.node.op_type](site, before)
+    site.block(labels.ids[np.isinf(rest) & np.isfinite(before)], _UNDEFINED)
+    return Axis(labels.ids, rest, labels.alive or site.name)
 
 
 def _zero_stays(site: Site) -> None:
@@ -132,7 +159,7 @@ def _anything(site: Site) -> None:
 def _dropout(site: Site) -> None:
     for axis, labels in site.axes().items():
         site.label(axis, labels)
-    if len(site.node.outputs) > 1 and site.node.outputs[1].uses():
+    if site.is_read(1):
         site.block_inputs("the mask of the Dropout is used")
 
 
@@ -189,38 +216,17 @@ def _combine(
         if index in labeled:
             rests.append(np.asarray(labeled[index].rest))
         elif axis < 0 or size == 1:
-            rests.append(np.full(ids.shape, _one_number(site, index)))
+            rests.append(np.full(ids.shape, site.one_number(index)))
         elif size != ids.size:
             site.block(ids, "the size of an operand is unknown")
             rests.append(np.full(ids.shape, np.nan))
-        elif site.is_constant(index):
-            site.member(index, axis, ids, role)
-            rests.append(_held(site, index, axis, role))
         else:
-            ids = site.tie(ids, np.full(ids.size, FIXED, np.int64))
-            rests.append(np.full(ids.shape, np.nan))
+            rest = adapted(site, index, axis, ids, role)
+            if rest is None:
+                ids = site.tie(ids, np.full(ids.size, FIXED, np.int64))
+            rests.append(np.full(ids.shape, np.nan) if rest is None else rest)
     alive = next((side.alive for side in sides if side.alive), "")
     return _Combined(ids, rests, alive or site.name)
-
-
-def _one_number(site: Site, index: int) -> float:
-    """The value of a constant that holds one number only, however often."""
-    constant = site.constant(index)
-    if constant is None or constant.size == 0:
-        return math.nan
-    first = constant.reshape(-1)[0]
-    return float(first) if np.all(constant == first) else math.nan
-
-
-def _held(site: Site, index: int, axis: int, role: Role) -> _Values:
-    """What a constant with one slice per channel holds once its channel was silenced."""
-    constant = site.constant(index)
-    assert constant is not None, "the caller looked"
-    if role is Role.PRODUCE:
-        return np.zeros(constant.shape[axis])
-    if constant.size != constant.shape[axis]:
-        return np.full(constant.shape[axis], np.nan)
-    return constant.reshape(-1).astype(np.float64)
 
 
 def _sum(site: Site) -> None:
@@ -243,23 +249,45 @@ def _product(site: Site) -> None:
         site.label(place, Axis(found.ids, total, found.alive))
 
 
+def _zero_wins(site: Site) -> None:
+    for place, found in _broadcast(site, Role.CARRY).items():
+        zero = np.any([rest == 0.0 for rest in found.rests], axis=0)
+        site.label(place, Axis(found.ids, np.where(zero, 0.0, np.nan), found.alive))
+
+
 def _quotient(site: Site) -> None:
-    """Div: a divisor that is zero on a removed channel makes a NaN of it."""
     for place, found in _broadcast(site, Role.CARRY).items():
         above, below = found.rests
-        with np.errstate(divide="ignore", invalid="ignore"):
-            quotient = np.where(above == 0.0, 0.0, above / below)
-        divisor = site.constant(1)
-        safe = divisor is not None or not site.axes(1)
-        unsafe = np.full(quotient.shape, _INVALID)
-        rest = quotient if safe else np.where((below != 0.0) & ~np.isnan(below), quotient, unsafe)
+        _check_divisor(site, found)
+        with np.errstate(all="ignore"):
+            rest = np.where(above == 0.0, 0.0, above / below)
+        kind = site.node.outputs[0].dtype
+        if kind is None or not kind.is_floating_point():
+            rest = np.trunc(rest)
         site.label(place, Axis(found.ids, rest, found.alive))
+
+
+def _modulo(site: Site) -> None:
+    for place, found in _broadcast(site, Role.CARRY).items():
+        _check_divisor(site, found)
+        site.label(place, Axis(found.ids, np.full(found.ids.shape, np.nan), found.alive))
+
+
+def _check_divisor(site: Site, found: _Combined) -> None:
+    """A divisor without channels is the same with and without them; so is a constant."""
+    if site.axes(1) and not site.is_constant(1):
+        below = found.rests[1]
+        site.block(found.ids[(below == 0.0) | ~np.isfinite(below)], _UNDEFINED)
 
 
 def _power(site: Site) -> None:
     for place, found in _broadcast(site, Role.CARRY).items():
-        with np.errstate(divide="ignore", invalid="ignore"):
-            rest = np.power(found.rests[0], found.rests[1])
+        base, exponent = found.rests
+        with np.errstate(all="ignore"):
+            rest = np.power(base, exponent)
+            whole = (exponent >= 0.0) & (exponent == np.trunc(exponent))
+        defined = np.isfinite(rest) | (np.isnan(base) & whole)
+        site.block(found.ids[~defined], _UNDEFINED)
         site.label(place, Axis(found.ids, rest, found.alive))
 
 
@@ -292,17 +320,20 @@ def _where(site: Site) -> None:
 
 RULES = {
     **dict.fromkeys(_FUNCTIONS, Rule(_function)),
+    **dict.fromkeys(_PARTIAL, Rule(_partial_function)),
     **dict.fromkeys(_ZERO_AT_ZERO, Rule(_zero_stays)),
     **dict.fromkeys(_NOT_ZERO_AT_ZERO, Rule(_anything)),
     **dict.fromkeys(("Add", "Sub", "Sum", "Mean"), Rule(_sum)),
-    **dict.fromkeys(("Mul", "And", "BitwiseAnd"), Rule(_product)),
+    **dict.fromkeys(("Mul", "And"), Rule(_product)),
     **dict.fromkeys(("Max", "Min"), Rule(_extreme)),
     **dict.fromkeys(
-        ("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Mod", "Or", "Xor"),
+        ("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Or", "Xor"),
         Rule(_unknown),
     ),
+    "BitwiseAnd": Rule(_zero_wins),
     "Div": Rule(_quotient),
     "Dropout": Rule(_dropout),
+    "Mod": Rule(_modulo),
     "PRelu": Rule(_prelu),
     "Pow": Rule(_power),
     "Where": Rule(_where),

@@ -1,4 +1,4 @@
-"""Layers that compute channels from channels: Conv, ConvTranspose, Gemm, MatMul, Gather, Einsum."""
+"""Layers that compute channels from channels: Conv, ConvTranspose, Gemm, MatMul, Gather."""
 
 from __future__ import annotations
 
@@ -22,12 +22,7 @@ _CHANNEL = 1
 
 def _tied_across(site: Site, ids: Ids, groups: int) -> Ids:
     """Ties the channels at one place of every group; [groups * n] -> [n]."""
-    rows = ids.reshape(groups, -1)
-    first: Ids = rows[0]
-    for row in rows[1:]:
-        first = site.tie(first, row)
-    # What is fixed in one group is fixed in all; tie() blocked the others, so the label is moot.
-    return np.asarray(first)
+    return site.tie_rows(ids.reshape(groups, -1))
 
 
 def _conv(site: Site) -> None:
@@ -86,12 +81,13 @@ def _conv_transpose(site: Site) -> None:
     groups = int(site.attribute("group", 1))
     inputs = site.axes().get(_CHANNEL)
     per_group = int(weight.shape[1])
-    if groups > 1 and per_group == 1 and weight.shape[0] == groups:  # depthwise
+    if groups > 1 and weight.shape[0] == groups:  # depthwise
         if inputs is None:
             return
-        ids = inputs.ids
-        site.member(1, 0, ids, Role.PRODUCE)
-        site.later(lambda removal: removal.set_int(site.node, "group", removal.count(ids)))
+        channels = inputs.ids
+        ids = np.repeat(channels, per_group)
+        site.member(1, 0, channels, Role.PRODUCE)
+        site.later(lambda removal: removal.set_int(site.node, "group", removal.count(channels)))
     else:
         if inputs is not None:
             read = site.consume(inputs)
@@ -129,33 +125,42 @@ def _gemm(site: Site) -> None:
         "transA" in site.node.attributes and bool(site.attribute("transA")),
         bool(site.attribute("transB", 0)),
     )
-    if not site.has(2):
-        return
+    if site.has(2):
+        _add_c(site, float(site.attribute("beta", 1.0)))
+
+
+def _add_c(site: Site, beta: float) -> None:
+    """C of a Gemm is added to the product as ONNX broadcasts it."""
+    product = dict(site.channels.tensors.get(site.node.outputs[0], {}))
     added = site.shape(2)
-    out = site.channels.tensors.get(site.node.outputs[0], {})
-    bias = site.constant(2)
-    for axis, labels in list(out.items()):
-        place = axis - 2 + len(added or ())
-        if bias is not None and place >= 0 and bias.shape[place] == labels.ids.size:
+    if added is None:
+        site.block_inputs("the rank of an operand is unknown", [2])
+        for labels in product.values():
+            site.block(labels.ids, "the rank of an operand is unknown")
+        return
+    shift = 2 - len(added)
+    for axis, labels in product.items():
+        place = axis - shift
+        mine = site.axes(2).get(place)
+        if mine is not None:
+            ids, rest = site.tie(labels.ids, mine.ids), labels.rest + beta * mine.rest
+        elif place < 0 or added[place] == 1:
+            ids, rest = labels.ids, labels.rest + beta * site.one_number(2)
+        elif site.is_constant(2) and added[place] == labels.ids.size:
             site.member(2, place, labels.ids, Role.PRODUCE)
-        elif bias is not None and not np.any(bias):
-            continue
-        elif added is None or (bias is None and place >= 0 and added[place] != 1):
-            mine = site.axes(2).get(place)
-            other = np.full(labels.ids.size, FIXED, np.int64) if mine is None else mine.ids
-            tied = Axis(site.tie(labels.ids, other), labels.rest, labels.alive)
-            site.label(axis, tied if mine is not None and mine.silent else site.alive(tied))
-        else:  # one number for all channels
-            site.label(axis, site.alive(labels))
-    if bias is None:
-        for place, labels in site.axes(2).items():
-            if place - len(added or ()) + 2 not in out:
-                site.block(labels.ids, "what it is added to does not change")
+            ids, rest = labels.ids, labels.rest
+        else:
+            ids = site.tie(labels.ids, np.full(labels.ids.size, FIXED, np.int64))
+            rest = np.full(ids.shape, np.nan)
+        site.label(axis, Axis(ids, rest, labels.alive or site.name))
+    for place, labels in site.axes(2).items():
+        if place + shift not in product:
+            site.block(labels.ids, "what it is added to does not change")
 
 
 def _matmul(site: Site) -> None:
-    """MatMul: A [..., M, K], B [..., K, N]."""
-    _product(site, False, False)
+    """MatMul: A [..., M, K], B [..., K, N]; FusedMatMul may have either of them transposed."""
+    _product(site, bool(site.attribute("transA", 0)), bool(site.attribute("transB", 0)))
 
 
 def _product(site: Site, flip_first: bool, flip_second: bool) -> None:
@@ -191,16 +196,18 @@ def _contract(site: Site, first: tuple[int, int], second: tuple[int, int]) -> No
             else:
                 site.block(other.ids, "what it is multiplied with does not change")
     present = [side for side in sides if side is not None]
+    labels = present[0]
     if len(present) == 2:
-        site.tie(present[0].ids, present[1].ids)
-    if any(side.silent for side in present):
-        return
+        zero = np.any([side.rest == 0.0 for side in present], axis=0)
+        alive = present[0].alive or present[1].alive
+        ids = site.tie(present[0].ids, present[1].ids)
+        labels = Axis(ids, np.where(zero, 0.0, np.nan), alive)
     weight = site.constant(second[0])
     if len(present) == 1 and weight is not None and weight.ndim == 2:
         axis = second[1]
-        site.consume_constant(present[0], lambda held: _columns(site, held, axis))
+        site.consume_constant(labels, lambda held: _columns(site, held, axis))
     else:
-        site.consume(present[0])
+        site.consume(labels)
 
 
 def _columns(site: Site, held: NDArray[Any], axis: int) -> NDArray[Any]:
@@ -285,7 +292,7 @@ def _gather(site: Site) -> None:
         else:
             site.select(before[chosen])
             site.label(axis, labels.map(partial(np.take, indices=chosen)))
-        site.later(partial(_set_indices, site, before, chosen))
+        site.when_fewer(before, partial(_set_indices, site, before, chosen))
 
 
 def _set_indices(site: Site, ids: Ids, chosen: NDArray[Any], removal: Removal) -> None:

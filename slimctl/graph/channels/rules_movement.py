@@ -8,9 +8,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import onnx_ir as ir
 from numpy.typing import NDArray
 
-from slimctl.graph.channels.coupling import Axis
+from slimctl.graph.channels import rules_elementwise
+from slimctl.graph.channels.coupling import Axis, Role
+from slimctl.graph.channels.fills import adapted
 from slimctl.graph.channels.rule import Rule
 from slimctl.graph.channels.site import Site, normalized
 from slimctl.graph.channels.units import FIXED, Ids
@@ -21,6 +24,22 @@ if TYPE_CHECKING:
     from slimctl.graph.channels.removal import Removal
 
 _Shape = Sequence[Dimension]
+_CHANNEL = 1
+_DEEPEST = 4
+_CHANNEL_FIRST = frozenset(
+    {
+        "AveragePool",
+        "BatchNormalization",
+        "Conv",
+        "ConvTranspose",
+        "GlobalAveragePool",
+        "GlobalMaxPool",
+        "InstanceNormalization",
+        "MaxPool",
+        "Resize",
+        "Upsample",
+    }
+)
 
 
 # reshaping
@@ -99,6 +118,7 @@ def _completed(before: _Shape, after: _Shape) -> list[Dimension]:
 def _regroup(site: Site, before: _Shape, after: _Shape) -> dict[int, Axis]:
     """Labels of the output of a reshape; blocks what cannot follow."""
     found: dict[int, Axis] = {}
+    channel_first = _read_as_images(site.node.outputs[0])
     for group in _aligned(before, after):
         inside = [axis for axis in group.before if axis in site.axes()]
         if not inside:
@@ -119,7 +139,8 @@ def _regroup(site: Site, before: _Shape, after: _Shape) -> dict[int, Axis]:
         view[group.before.index(axis)] = labels.ids.size
         shape_after = [int(size or 0) for size in sizes]
         block = labels.map(_spread(view, shape_before, shape_after))
-        place, kept = _one_axis(site, block)
+        first = group.after.index(_CHANNEL) if channel_first and _CHANNEL in group.after else None
+        place, kept = _one_axis(site, block, first)
         if kept is not None:
             found[group.after[place]] = kept
     return found
@@ -130,6 +151,10 @@ def _spread(
 ) -> Callable[[NDArray[Any]], NDArray[Any]]:
     """Repeats a vector along the axes that it shares a reshape with."""
     return lambda held: np.broadcast_to(held.reshape(view), full).reshape(after)
+
+
+def _reshaped(shape: tuple[int, int]) -> Callable[[NDArray[Any]], NDArray[Any]]:
+    return lambda held: held.reshape(shape)
 
 
 def _taken(chosen: NDArray[Any] | slice) -> Callable[[NDArray[Any]], NDArray[Any]]:
@@ -146,12 +171,24 @@ def _with_labels(site: Site) -> list[Dimension] | None:
     ]
 
 
-def _one_axis(site: Site, block: Axis) -> tuple[int, Axis | None]:
+def _read_as_images(value: ir.Value, depth: int = 0) -> bool:
+    """Whether a tensor goes to an operator for which the second axis is that of channels."""
+    for use in value.uses():
+        if use.idx == 0 and use.node.op_type in _CHANNEL_FIRST:
+            return True
+        elementwise = use.node.op_type in rules_elementwise.RULES and depth < _DEEPEST
+        if elementwise and _read_as_images(use.node.outputs[0], depth + 1):
+            return True
+    return False
+
+
+def _one_axis(site: Site, block: Axis, preferred: int | None) -> tuple[int, Axis | None]:
     """Which axis of a block of labels may shrink; what lies along the others is tied.
 
     An axis along which alone the labels vary needs no ties (a reshape that undoes an earlier one).
-    Otherwise it is the last axis, so that channels are taken out of every block alike; or, where
-    whole blocks are wanted (attention heads), the largest of the axes before it.
+    Otherwise it is the one that the next layer takes for channels; or the last axis, so that
+    channels are taken out of every block alike; or, where whole blocks are wanted (attention
+    heads), the largest of the axes before it.
     """
     shape = block.ids.shape
     wide = [axis for axis, size in enumerate(shape) if size > 1]
@@ -164,7 +201,9 @@ def _one_axis(site: Site, block: Axis) -> tuple[int, Axis | None]:
         if np.all(line == line[0]):
             return axis, _rows(site, block, axis)
     chosen = wide[-1]
-    if site.whole_blocks and len(wide) > 1:
+    if preferred in wide:
+        chosen = preferred
+    elif site.whole_blocks and len(wide) > 1:
         chosen = max(wide[:-1], key=lambda axis: (shape[axis], axis))
     return chosen, _rows(site, block, chosen)
 
@@ -172,9 +211,7 @@ def _one_axis(site: Site, block: Axis) -> tuple[int, Axis | None]:
 def _rows(site: Site, block: Axis, axis: int) -> Axis:
     """Ties everything that lies at one index of an axis."""
     rows = block.map(lambda held: np.moveaxis(held, axis, -1).reshape(-1, held.shape[axis]))
-    ids = rows.ids[0]
-    for row in rows.ids[1:]:
-        ids = site.tie(ids, row)
+    ids = site.tie_rows(rows.ids)
     same = np.all(rows.rest == rows.rest[0], axis=0)
     return Axis(ids, np.where(same, rows.rest[0], np.nan), block.alive)
 
@@ -182,7 +219,10 @@ def _rows(site: Site, block: Axis, axis: int) -> Axis:
 def _reshape(site: Site) -> None:
     before = _with_labels(site)
     entries = shape_entries(site.node.inputs[1]) if site.has(1) else site.attribute("shape")
-    after = None if before is None else reshaped(before, site.out_shape(), entries)
+    allow = bool(site.attribute("allowzero", 0))
+    after = (
+        None if before is None else reshaped(before, site.out_shape(), entries, allow_zero=allow)
+    )
     if before is None or after is None:
         site.block_inputs("the shape before or after the reshape is unknown")
         return
@@ -262,6 +302,15 @@ def _squeeze(site: Site) -> None:
     left = [axis for axis in range(rank) if axis not in gone]
     for axis, labels in site.axes().items():
         site.label(left.index(axis), labels)
+        if axes is None:  # an axis of which one index stays must not go too
+            site.when_fewer(labels.ids, partial(_set_axes, site, gone))
+
+
+def _set_axes(site: Site, axes: Sequence[int], removal: Removal) -> None:
+    if site.opset < 13:
+        removal.set_ints(site.node, "axes", axes)
+    else:
+        removal.set_input(site.node, 1, np.array(axes, np.int64))
 
 
 def _int(size: Dimension) -> int | None:
@@ -316,12 +365,18 @@ def _concat(site: Site) -> None:
         sides = [site.axes(index).get(place) for index in range(len(shapes))]
         first = next(side for side in sides if side is not None)
         ids, rest, alive = first.ids, np.asarray(first.rest), first.alive
-        for side in sides:
-            other = _fixed(ids.size) if side is None else side
+        for index, side in enumerate(sides):
+            other = _other_part(site, index, place, ids) if side is None else side
             ids = site.tie(ids, other.ids)
             rest = np.where(rest == other.rest, rest, np.nan)
             alive = alive or other.alive
         site.label(place, Axis(ids, rest, alive or site.name))
+
+
+def _other_part(site: Site, index: int, axis: int, ids: Ids) -> Axis:
+    """A part without labels: it adapts, or nothing of the others may go."""
+    rest = adapted(site, index, axis, ids, Role.PRODUCE)
+    return _fixed(ids.size) if rest is None else Axis(ids, rest)
 
 
 def _concat_along(site: Site, axis: int, shapes: Sequence[_Shape | None]) -> None:
@@ -378,7 +433,7 @@ def _split(site: Site) -> None:
             chosen = slice(int(end) - part.size, int(end))
             site.select(part)
             site.label(axis, labels.map(_taken(chosen)), output=output)
-        site.later(partial(_set_split, site, parts))
+        site.when_fewer(labels.ids, partial(_set_split, site, parts))
 
 
 def _split_sizes(site: Site, total: int) -> list[int] | None:
@@ -407,8 +462,11 @@ def _set_split(site: Site, parts: Sequence[Ids], removal: Removal) -> None:
 def _slice(site: Site) -> None:
     rank = site.rank()
     bounds = _slice_bounds(site)
-    if rank is None or bounds is None:
-        site.block_inputs("where it is cut is computed at run time")
+    if rank is None:
+        site.block_inputs("its rank is unknown")
+        return
+    if bounds is None:
+        _slice_beside(site, rank)
         return
     cuts = {normalized(axis, rank): (start, end, step) for axis, start, end, step in bounds}
     for axis, labels in site.axes().items():
@@ -419,10 +477,24 @@ def _slice(site: Site) -> None:
         chosen = np.arange(labels.ids.size)[_python_slice(start, end, step)]
         if chosen.size == labels.ids.size and step == 1:
             site.label(axis, labels)
+        elif not chosen.size:
+            site.block(labels.ids, "nothing of it is left")
+            continue
         else:
             site.select(labels.ids[chosen])
             site.label(axis, labels.map(_taken(chosen)))
-        site.later(partial(_set_slice, site, (axis, rank), labels.ids, chosen))
+        site.when_fewer(labels.ids, partial(_set_slice, site, (axis, rank), labels.ids, chosen))
+
+
+def _slice_beside(site: Site, rank: int) -> None:
+    """Where the bounds are computed, but not the axes, the others pass."""
+    listed = site.constant(3)
+    cut = range(rank) if listed is None else [normalized(int(a), rank) for a in listed]
+    for axis, labels in site.axes().items():
+        if axis in cut:
+            site.block(labels.ids, "where it is cut is computed at run time")
+        else:
+            site.label(axis, labels)
 
 
 def _set_slice(
@@ -494,15 +566,36 @@ def _constant_or(site: Site, index: int, default: NDArray[Any]) -> NDArray[Any]:
 
 def _resize(site: Site) -> None:
     """Resize and Upsample: only axes that keep their size may lose channels."""
-    after = site.out_shape()
+    cropped = site.attribute("coordinate_transformation_mode") == "tf_crop_and_resize"
     for axis, labels in site.axes().items():
-        if after is None or after[axis] != labels.ids.size:
+        if cropped or not _keeps_size(site, axis, labels.ids.size):
             site.block(labels.ids, "it is resized along this axis")
         else:
             simple = site.attribute("mode", "nearest") in ("nearest", "linear")
             site.label(axis, labels if simple else labels.unknown(site.name))
-    if site.node.op_type == "Resize" and site.has(3):
+    if _sizes_input(site) is not None:
         site.later(lambda removal: removal.set_sizes(site.node, 3, _labels(site)))
+
+
+def _sizes_input(site: Site) -> ir.Value | None:
+    return site.node.inputs[3] if site.node.op_type == "Resize" and site.has(3) else None
+
+
+def _keeps_size(site: Site, axis: int, size: int) -> bool:
+    listed, rank = site.attribute("axes"), site.rank()
+    places = list(range(rank or 0)) if listed is None else list(listed)
+    places = [normalized(int(place), rank or 0) for place in places]
+    if listed is not None and axis not in places:
+        return True
+    first = site.node.op_type == "Upsample" or site.opset < 11
+    scales = site.constant(1 if first else 2)
+    if scales is None or not scales.size:
+        scales = site.attribute("scales")
+    if scales is not None and len(scales):
+        return bool(scales[places.index(axis)] == 1.0)
+    after, sizes = site.out_shape(), shape_entries(_sizes_input(site))
+    stated = None if sizes is None else sizes[places.index(axis)]
+    return size == (stated if stated is not None or after is None else after[axis])
 
 
 def _depth_to_space(site: Site) -> None:
@@ -519,7 +612,7 @@ def _depth_to_space(site: Site) -> None:
         else:
             columns = site.attribute("mode", "DCR") == "CRD"
             shape = (-1, block) if columns else (block, -1)
-            rows = labels.map(partial(np.reshape, shape=shape))
+            rows = labels.map(_reshaped(shape))
             site.label(1, _rows(site, rows, 0 if columns else 1))
 
 
@@ -536,13 +629,12 @@ def _shape(site: Site) -> None:
     if rank is None:
         site.block_inputs("its rank is unknown")
         return
-    sizes = {axis: labels.ids.size for axis, labels in site.axes().items()}
-    start = normalized(int(site.attribute("start", 0)), rank)
-    end = normalized(int(site.attribute("end", rank)), rank)
+    start, end, _ = slice(site.attribute("start"), site.attribute("end")).indices(rank)
+    inside = {axis: labels.ids for axis, labels in site.axes().items() if start <= axis < end}
     site.later(
         lambda removal: removal.patch_output(
             site.node,
-            {axis - start: size for axis, size in sizes.items() if start <= axis < end},
+            {axis - start: ids.size for axis, ids in inside.items() if removal.loses(ids)},
             end - start,
         )
     )

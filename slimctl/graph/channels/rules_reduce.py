@@ -5,6 +5,8 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
+import onnx_ir as ir
+
 from slimctl.graph.channels.coupling import Role
 from slimctl.graph.channels.rule import Rule
 from slimctl.graph.channels.site import Site, normalized
@@ -14,14 +16,23 @@ if TYPE_CHECKING:
     from slimctl.graph.channels.removal import Removal
 
 _CHANNEL = 1
+_FLOATS = (
+    ir.DataType.BFLOAT16,
+    ir.DataType.DOUBLE,
+    ir.DataType.FLOAT,
+    ir.DataType.FLOAT16,
+)
 _MIXED = "it normalizes over these channels: without some of them the others would change"
+
+_STATISTICS = "its mean or deviation is used"
 
 
 def _pool(site: Site) -> None:
     """Pooling works on each channel by itself."""
     kind = site.node.op_type
     pads = any(site.attribute("pads", ())) or site.attribute("auto_pad", "NOTSET") != "NOTSET"
-    padded = kind == "AveragePool" and pads and site.attribute("count_include_pad", 0)
+    filled_up = pads or site.attribute("ceil_mode", 0)
+    padded = kind == "AveragePool" and filled_up and site.attribute("count_include_pad", 0)
     constant = "Lp" not in kind and not padded
     for axis, labels in site.axes().items():
         if axis > _CHANNEL:
@@ -29,7 +40,7 @@ def _pool(site: Site) -> None:
             continue
         for output in range(len(site.node.outputs)):
             site.label(axis, labels if constant else labels.unknown(site.name), output=output)
-    if len(site.node.outputs) > 1 and site.node.outputs[1].uses():
+    if site.is_read(1):
         site.block_inputs("the indices of the pooling are used")
 
 
@@ -45,20 +56,39 @@ def _reduce(site: Site) -> None:
         listed = list(range(rank))
     keep = bool(site.attribute("keepdims", 1))
     constant = site.node.op_type in ("ReduceMean", "ReduceMax", "ReduceMin")
-    zero = site.node.op_type not in ("ReduceLogSum", "ReduceLogSumExp")
+    zero = site.node.op_type != "ReduceLogSumExp"
+    whole = site.node.outputs[0].dtype not in _FLOATS
     for axis, labels in site.axes().items():
         if axis not in listed:
             place = axis if keep else axis - sum(other < axis for other in listed)
             other = labels.unknown(site.name) if zero else site.alive(labels)
+            if site.node.op_type == "ReduceLogSum":
+                site.block(labels.ids, "the logarithm of zero is no number")
             site.label(place, labels if constant else other)
             continue
         if site.node.op_type in ("ReduceSum", "ReduceL1", "ReduceL2", "ReduceSumSquare"):
             site.consume(labels)
-        elif site.node.op_type == "ReduceMean":
+        elif site.node.op_type == "ReduceMean" and not whole:
+            if _is_variance(site.node):  # the same as below, in the words of the network
+                site.block(labels.ids[labels.rest != 0.0], _MIXED)
             ids = site.consume(labels)
-            site.later(partial(_scale, site, ids))
+            site.when_fewer(ids, partial(_scale, site, ids))
         else:
             site.block(labels.ids, f"{site.node.op_type} compares these channels")
+
+
+def _is_variance(node: ir.Node) -> bool:
+    """Whether it averages the squares of x - mean(x): a normalization in single operators."""
+    square = _producer(node, 0, ("Mul", "Pow"))
+    difference = square and _producer(square, 0, ("Sub",))
+    mean = difference and _producer(difference, 1, ("ReduceMean",))
+    return bool(difference and mean and mean.inputs[0] is difference.inputs[0])
+
+
+def _producer(node: ir.Node, index: int, kinds: tuple[str, ...]) -> ir.Node | None:
+    value = node.inputs[index]
+    found = None if value is None else value.producer()
+    return found if found is not None and found.op_type in kinds else None
 
 
 def _scale(site: Site, ids: Ids, removal: Removal) -> None:
@@ -149,8 +179,14 @@ def _layer_norm(site: Site) -> None:
     for axis, labels in site.axes().items():
         if axis >= first:
             site.block(labels.ids, _MIXED)
+        elif _statistics_read(site):
+            site.block(labels.ids, _STATISTICS)
         else:
             site.label(axis, site.alive(labels))
+
+
+def _statistics_read(site: Site) -> bool:
+    return any(site.is_read(output) for output in range(1, len(site.node.outputs)))
 
 
 def _rms_norm(site: Site) -> None:
@@ -165,15 +201,17 @@ def _rms_norm(site: Site) -> None:
         return
     first = normalized(int(site.attribute("axis", -1)), rank)
     for axis, labels in site.axes().items():
-        if axis < first:
+        if _statistics_read(site):
+            site.block(labels.ids, _STATISTICS)
+        elif axis < first:
             site.label(axis, labels.unknown(site.name))
-        elif scale is None or scale.ndim != 1 or first != rank - 1 or len(site.node.outputs) > 1:
+        elif scale is None or first != rank - 1 or scale.shape != labels.ids.shape:
             site.block(labels.ids, _MIXED)
         else:
             ids = site.consume(labels)
             site.member(1, 0, ids, Role.CARRY)
             site.label(axis, site.computed(ids))
-            site.later(partial(_shrink_rms, site, ids))
+            site.when_fewer(ids, partial(_shrink_rms, site, ids))
 
 
 def _shrink_rms(site: Site, ids: Ids, removal: Removal) -> None:
@@ -202,12 +240,8 @@ def _lp_norm(site: Site) -> None:
 
 
 def _mean_variance(site: Site) -> None:
-    axes = [int(axis) for axis in site.attribute("axes", (0, 2, 3))]
-    for axis, labels in site.axes().items():
-        if axis in axes:
-            site.block(labels.ids, _MIXED)
-        else:
-            site.label(axis, labels.unknown(site.name))
+    """MeanVarianceNormalization has no epsilon: of a channel that is zero it makes NaN."""
+    site.block_inputs("it divides by the deviation of a channel, which may be zero")
 
 
 def _lrn(site: Site) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +34,7 @@ class Site:
         self.channels = channels
         self.opset = opset
         self.whole_blocks = whole_blocks
+        self._looked_at: set[int] = set()
 
     # what is there
 
@@ -47,8 +49,16 @@ class Site:
 
     def axes(self, index: int = 0) -> dict[int, Axis]:
         """Labels of an input by axis; empty where nothing can be removed from it."""
+        self._looked_at.add(index)
         value = self.node.inputs[index] if self.has(index) else None
         return {} if value is None else self.channels.tensors.get(value, {})
+
+    def is_read(self, output: int) -> bool:
+        """Whether there is such an output and anything depends on it."""
+        if output >= len(self.node.outputs):
+            return False
+        value = self.node.outputs[output]
+        return bool(value.uses()) or value.is_graph_output()
 
     def constant(self, index: int) -> NDArray[Any] | None:
         """The array behind an input that is the same in every run."""
@@ -57,6 +67,14 @@ class Site:
     def is_constant(self, index: int) -> bool:
         """Whether an input is the same in every run."""
         return self.has(index) and const_tensor(self.node.inputs[index]) is not None
+
+    def one_number(self, index: int) -> float:
+        """The value of a constant that holds one number only, however often; else NaN."""
+        constant = self.constant(index)
+        if constant is None or constant.size == 0:
+            return math.nan
+        first = constant.reshape(-1)[0]
+        return float(first) if np.all(constant == first) else math.nan
 
     def shape(self, index: int = 0) -> tuple[Dimension, ...] | None:
         """Shape of an input as far as it is known."""
@@ -90,9 +108,11 @@ class Site:
     def label(self, axis: int, labels: Axis, *, output: int = 0) -> None:
         """Labels an axis of an output; an axis of size 1 has nothing to remove."""
         if labels.ids.size > 1 and np.any(labels.ids != FIXED):
-            value = self.node.outputs[output]
-            self.channels.tensors.setdefault(value, {})[axis] = labels
+            if labels.silent:
+                labels = labels._replace(alive="")
+            self.channels.tensors.setdefault(self.node.outputs[output], {})[axis] = labels
         else:
+            self.channels.tensors.get(self.node.outputs[output], {}).pop(axis, None)
             self.block(labels.ids, "it is the only channel")
 
     def computed(self, ids: Ids) -> Axis:
@@ -124,6 +144,13 @@ class Site:
         """Ties two axes index by index; see :meth:`Channels.tie`."""
         return self.channels.tie(first, second, self.name)
 
+    def tie_rows(self, rows: Ids) -> Ids:
+        """Ties all rows of a table with one another, index by index; [rows, n] -> [n]."""
+        first = np.broadcast_to(rows[0], rows[1:].shape)
+        tied = self.tie(first.reshape(-1), rows[1:].reshape(-1)).reshape(rows[1:].shape)
+        # What is fixed in one row is fixed in all, and tie() has blocked the others.
+        return np.where(np.all(tied != FIXED, axis=0), rows[0], FIXED)
+
     def block(self, ids: Ids, reason: str) -> None:
         """These units must stay."""
         self.channels.block(ids, self.name, reason)
@@ -133,6 +160,11 @@ class Site:
         for index in range(len(self.node.inputs)) if indices is None else indices:
             for axis in self.axes(index).values():
                 self.block(axis.ids, reason)
+
+    def block_rest(self) -> None:
+        """Nothing may be removed from inputs whose labels the rule did not look at."""
+        others = [i for i in range(len(self.node.inputs)) if i not in self._looked_at]
+        self.block_inputs("the operator needs all of this input", others)
 
     def consume(self, labels: Axis) -> Ids:
         """What is summed over: a removed channel must have contributed nothing to the sum."""
@@ -162,6 +194,7 @@ class Site:
             if np.any(found[0]):
                 removal.add_bias(self.node, found[0][removal.kept(self._outputs(found[0].size))])
 
+        self.channels.folding.add(self.node)
         self.channels.preparations.append(prepare)
         self.later(adjust)
         return labels.ids
@@ -169,7 +202,7 @@ class Site:
     def _outputs(self, count: int) -> Ids:
         """Labels of the output channels of a layer."""
         rank = self.out_rank()
-        last = self.node.op_type in ("Gemm", "MatMul")
+        last = self.node.op_type in ("FusedMatMul", "Gemm", "MatMul")
         place = (rank or 0) - 1 if last else 1
         labels = self.channels.tensors.get(self.node.outputs[0], {}).get(place)
         return np.full(count, FIXED, np.int64) if labels is None else labels.ids
@@ -177,6 +210,15 @@ class Site:
     def later(self, adjust: Callable[[Removal], None]) -> None:
         """Called once channels have been removed, to rewrite what depends on their number."""
         self.channels.adjustments.append(adjust)
+
+    def when_fewer(self, ids: Ids, adjust: Callable[[Removal], None]) -> None:
+        """As :meth:`later`, if any of these were removed."""
+
+        def adjust_if(removal: Removal) -> None:
+            if removal.loses(ids):
+                adjust(removal)
+
+        self.later(adjust_if)
 
 
 def normalized(axis: int, rank: int) -> int:
