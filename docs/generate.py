@@ -21,12 +21,12 @@ if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
 from slimctl.cli.derive import (  # noqa: E402
-    TARGET_DECIDES,
     bounds,
     choices,
     default_value,
     flags,
     pass_fields,
+    unset,
 )
 from slimctl.cli.group import root_command  # noqa: E402
 from slimctl.cli.words import setting  # noqa: E402
@@ -120,7 +120,8 @@ def passes_page() -> Iterator[str]:
     )
     for name, entry in BUILT_IN.items():
         kind = find_pass(name)
-        data = "needs calibration data" if kind.needs_data else "needs no data"
+        optional = "uses calibration data if given" if kind.uses_data else "needs no data"
+        data = "needs calibration data" if kind.needs_data else optional
         command = f"command `slimctl {name}`" if entry.command else "recipe step only"
         yield from (f"## {name}", "", f"{kind.summary}.", "")
         yield from (f"Effect: {kind.effect.value}; {data}; {command}.", "")
@@ -150,7 +151,7 @@ def _field_type(field: Any) -> str:
 def _field_default(field: Any) -> str:
     value = default_value(field)
     if value is None:
-        return "required" if field.is_required() else TARGET_DECIDES
+        return "required" if field.is_required() else unset(field)
     return setting(value)
 
 

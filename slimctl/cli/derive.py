@@ -2,7 +2,8 @@
 
 A field's name becomes the option's, its description the help, its bounds and default are shown.
 ``json_schema_extra`` may hold ``{"flags": ["--per-channel/--per-tensor"]}`` for another spelling,
-and ``{"cli": False}`` for a field that only recipes set. Values reach the pass as text: it converts
+``{"metavar": "PATTERN=SHARE"}``, ``{"unset": "not set"}`` to say what no value means, and
+``{"cli": False}`` for a field that only recipes set. Values reach the pass as text: it converts
 and checks them, so that the command line and recipes have one rule.
 """
 
@@ -71,6 +72,11 @@ def extra(field: FieldInfo) -> Mapping[str, Any]:
     return found if isinstance(found, Mapping) else {}
 
 
+def unset(field: FieldInfo) -> str:
+    """What stands for a default that is not a value."""
+    return str(extra(field).get("unset", TARGET_DECIDES))
+
+
 def flags(name: str, field: FieldInfo) -> list[str]:
     """Spellings of a field's option, ``--yes/--no`` pairs for booleans."""
     if spelled := extra(field).get("flags"):
@@ -128,7 +134,7 @@ def _core_type(field: FieldInfo) -> Any:
 def _annotation(name: str, field: FieldInfo, *, panel: str) -> Any:
     settings: dict[str, Any] = {
         "help": _help(field),
-        "show_default": TARGET_DECIDES
+        "show_default": unset(field)
         if default_value(field) is None
         else bool(default_value(field)),
         "rich_help_panel": panel,
@@ -137,7 +143,7 @@ def _annotation(name: str, field: FieldInfo, *, panel: str) -> Any:
     if core is bool:
         return Annotated[bool | None, typer.Option(*flags(name, field), **settings)]
     words = choices(field)
-    settings["metavar"] = "|".join(words) or _metavar(core)
+    settings["metavar"] = extra(field).get("metavar") or "|".join(words) or _metavar(core)
     settings["autocompletion"] = completes(words)
     option = typer.Option(*flags(name, field), **settings)
     return Annotated[list[str] | None if get_origin(core) is tuple else str | None, option]

@@ -75,6 +75,35 @@ Data: TypeAlias = Annotated[
         show_default=False,
     ),
 ]
+EvaluationData: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--data",
+        metavar="SOURCE",
+        help="Labeled data to measure --metric on, before and after; as --calib.",
+        rich_help_panel=_DATA,
+        show_default=False,
+    ),
+]
+Metric: TypeAlias = Annotated[
+    str,
+    typer.Option(
+        "--metric",
+        metavar="METRIC",
+        help="What is measured on --data: top1, top5 or module:function.",
+        rich_help_panel=_DATA,
+        autocompletion=completes(["top1", "top5"]),
+    ),
+]
+DryRun: TypeAlias = Annotated[
+    bool,
+    typer.Option(
+        "--dry-run",
+        help="Do and report everything, and write nothing.",
+        rich_help_panel=_COMMON,
+        show_default=False,
+    ),
+]
 Samples: TypeAlias = Annotated[
     int | None,
     typer.Option(

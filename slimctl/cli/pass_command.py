@@ -13,20 +13,25 @@ from slimctl.core.registry import BUILT_IN, find_pass
 
 if TYPE_CHECKING:
     from slimctl.core.contract import Pass
-    from slimctl.recipe.schema import DataSpec
+    from slimctl.recipe.schema import DataSpec, EvaluationSpec
 
-_DATA = {
+_DATA: dict[str, tuple[Any, Any]] = {
     "calib": (options.Calibration, None),
     "samples": (options.Samples, None),
     "batch_size": (options.BatchSize, None),
     "preprocess": (options.Preprocess, None),
     "skip_bad_samples": (options.SkipBadSamples, False),
-    "cache": (options.UseCache, True),
+}
+_CACHE: dict[str, tuple[Any, Any]] = {"cache": (options.UseCache, True)}
+_EVALUATION: dict[str, tuple[Any, Any]] = {
+    "data": (options.EvaluationData, None),
+    "metric": (options.Metric, "top1"),
 }
 _COMMON = {
     "target": (options.TargetName, "cpu"),
     "seed": (options.Seed, 0),
     "threads": (options.Threads, 0),
+    "dry_run": (options.DryRun, False),
     "force": (options.Force, False),
     "json": (options.Json, False),
     "quiet": (options.Quiet, False),
@@ -48,7 +53,13 @@ def _function(kind: type[Pass], summary: str) -> Callable[..., None]:
         _run(kind, values)
 
     required = inspect.Parameter.empty
-    data = _DATA if kind.needs_data else {}
+    data: dict[str, tuple[Any, Any]] = {}
+    if kind.needs_data or kind.uses_data:
+        data |= _DATA
+    if kind.needs_data:
+        data |= _CACHE
+    if kind.uses_metric:
+        data |= _EVALUATION
     command.__signature__ = inspect.Signature(  # type: ignore[attr-defined]  # functions take it, typeshed does not list it
         [
             _parameter("model", options.Model, required),
@@ -79,9 +90,11 @@ def _run(kind: type[Pass], values: Mapping[str, Any]) -> None:
         output=values["output"],
         target=values["target"],
         calibration=_calibration(values),
+        evaluation=_evaluation(values),
         seed=values["seed"],
         threads=values["threads"],
         force=values["force"],
+        dry_run=values["dry_run"],
         use_cache=values.get("cache", True),
         progress=output.progress(),
     )
@@ -99,4 +112,14 @@ def _calibration(values: Mapping[str, Any]) -> DataSpec | None:
         batch_size=values["batch_size"],
         preprocess=values["preprocess"],
         skip_bad_samples=values["skip_bad_samples"],
+    )
+
+
+def _evaluation(values: Mapping[str, Any]) -> EvaluationSpec | None:
+    from slimctl.recipe.schema import EvaluationSpec
+
+    if values.get("data") is None:
+        return None
+    return EvaluationSpec(
+        source=values["data"], preprocess=values["preprocess"], metric=values["metric"]
     )

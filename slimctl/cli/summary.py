@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 _GROUPS = 8
 """Reasons listed without --verbose."""
 
+_ROWS = 12
+"""Rows of a step's own table without --verbose."""
+
 _NAMES = 3
 """Nodes named per reason without --verbose."""
 
@@ -40,6 +43,7 @@ def run_blocks(result: RunResult, *, everything: bool) -> Iterator[Block]:
     yield from _warnings(manifest)
     yield _steps(result.records, manifest)
     yield from _notes(manifest.steps)
+    yield from _tables(result.records, everything=everything)
     yield from _left_alone(manifest.steps, everything=everything)
     yield Facts(dict(_facts(result)))
     if result.gates:
@@ -81,6 +85,15 @@ def _notes(steps: Sequence[StepFacts]) -> Iterator[Block]:
     for step in steps:
         for note in step.notes:
             yield f"{step.name}: {note}"
+
+
+def _tables(records: Sequence[StepRecord], *, everything: bool) -> Iterator[Block]:
+    for record in records:
+        for table in record.report.tables:
+            rows = table.rows if everything else table.rows[:_ROWS]
+            yield Table(table.columns, list(rows), title=table.title)
+            if len(rows) < len(table.rows):
+                yield f"{len(table.rows) - len(rows)} more rows; --verbose or --json lists them"
 
 
 def _left_alone(steps: Sequence[StepFacts], *, everything: bool) -> Iterator[Block]:

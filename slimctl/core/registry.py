@@ -43,6 +43,15 @@ BUILT_IN: dict[str, Entry] = {
         "Calibrated static int8 quantization (Q/DQ)",
         command=True,
     ),
+    "prune": Entry(
+        "slimctl.passes.prune:Prune",
+        "Remove the least important channels and everything tied to them",
+        command=True,
+    ),
+    "equalize": Entry(
+        "slimctl.passes.equalize:Equalize",
+        "Make the channels of a tensor equally strong before quantization",
+    ),
     "bias-correction": Entry(
         "slimctl.passes.bias_correction:BiasCorrection",
         "Move the mean error of quantized weights into the bias",

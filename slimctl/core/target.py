@@ -52,4 +52,9 @@ class Target(BaseModel):
         default_factory=dict,
         description="onnxruntime settings under which this machine optimizes as the target does.",
     )
+    channel_multiple: int = Field(
+        default=8,
+        ge=1,
+        description="Kernels run best when the number of channels is a multiple of this.",
+    )
     resize_modes: tuple[str, ...] = Field(description="Resize modes that only move values.")

@@ -83,15 +83,19 @@ class Meter:
 
     def __call__(self, path: Path) -> float:
         """The metric of a model file."""
-        self.last = accuracy(
-            path,
+        self.last = self.score(path)
+        return self.last.value
+
+    def score(self, model: ir.Model | Path) -> Score:
+        """The metric of any model."""
+        return accuracy(
+            model,
             self._source,
             self.metric,
             reference=self._bench.path,
             threads=self._bench.job.threads,
             progress=self._bench.progress,
         )
-        return self.last.value
 
 
 def meter_for(bench: Bench) -> Meter | None:

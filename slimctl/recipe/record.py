@@ -33,7 +33,8 @@ def manifest_of(
         notes: About this run, not about its result.
     """
     job, done = bench.job, found.done
-    calibration = bench.calibration if any(step.needs_data for step in job.steps) else None
+    used = any(step.needs_data or step.uses_data for step in job.steps)
+    calibration = bench.calibration if used else None
     run = facts.this_run(job.threads).model_copy(
         update={
             "seconds": {name: round(value, 3) for name, value in seconds.items()},

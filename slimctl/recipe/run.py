@@ -32,7 +32,7 @@ from slimctl.recipe.resolve import (
     lock,
     resolve_recipe,
 )
-from slimctl.recipe.schema import DataSpec
+from slimctl.recipe.schema import DataSpec, EvaluationSpec
 from slimctl.targets import load_target
 
 
@@ -133,8 +133,10 @@ def run_passes(
     output: Path,
     target: str = "cpu",
     calibration: DataSpec | None = None,
+    evaluation: EvaluationSpec | None = None,
     seed: int = 0,
     threads: int = 0,
+    dry_run: bool = False,
     force: bool = False,
     use_cache: bool = True,
     progress: Progress | None = None,
@@ -147,8 +149,10 @@ def run_passes(
         output: An ``.onnx`` file or an artifact folder.
         target: Execution-provider profile, a name or a file.
         calibration: Data that the steps may look at.
+        evaluation: Data and metric to judge the result with.
         seed: Of everything random.
         threads: Threads of onnxruntime; 0 lets it decide.
+        dry_run: Nothing is written.
         force: An existing output may be replaced.
         use_cache: Calibration may use and fill the cache.
         progress: Where to say how far the work is.
@@ -170,7 +174,8 @@ def run_passes(
         seed=seed,
         threads=threads,
         calibration=locate_data(calibration, here),
-        output=output,
+        evaluation=locate_data(evaluation, here),
+        output=None if dry_run else output,
     )
     return run_job(job, force=force, use_cache=use_cache, progress=progress)
 
@@ -239,6 +244,7 @@ def _check_output(job: Job, *, force: bool) -> None:
 def _worked(bench: Bench, context: PipelineContext, folder: Path) -> Measurements:
     """Runs the steps and measures their result."""
     meter = meter_for(bench)
+    context.measure = meter.score if meter else None
     done = run_steps(
         bench.model, bench.job.steps, context, source=bench.path, workspace=folder, measure=meter
     )

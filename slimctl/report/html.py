@@ -40,6 +40,9 @@ code { font: .88em ui-monospace, "SFMono-Regular", Menlo, Consolas, monospace;
 .good { color: var(--good); font-weight: 600; }
 .bad { color: var(--bad); font-weight: 600; }
 .warning { border-left: 4px solid var(--bad); background: var(--card); padding: .6rem .9rem; }
+.bar { width: 10rem; height: .8rem; margin-top: .3rem; border-radius: .2rem;
+  background: var(--line); overflow: hidden; }
+.bar i { display: block; height: 100%; background: var(--accent); }
 details { margin: .6rem 0; }
 summary { cursor: pointer; color: var(--accent); }
 """.strip()
@@ -62,6 +65,7 @@ def render(document: Document) -> str:
         _cards(document),
         _gates(document),
         _steps(document),
+        _groups(document),
         _skipped(document),
         _latency(document),
         _data(document),
@@ -181,6 +185,36 @@ def _steps(document: Document) -> Markup:
     ]
     listed = _tag("ul", _join(notes)) if notes else Markup("")
     return _section("Steps", _join([_table(header, rows, "n..nnn"), listed]))
+
+
+def _groups(document: Document) -> Markup | None:
+    """What is left of each group of layers that was pruned, drawn as bars."""
+    parts = [
+        _section(
+            f"Kept by {step['name']}",
+            _table(
+                ("layers", "", "kept", "why this many"),
+                [
+                    (
+                        _join((_code(name) for name in group["layers"]), " "),
+                        _bar(group["kept"] / group["total"]),
+                        f"{group['kept']} of {group['total']}",
+                        group["why"],
+                    )
+                    for group in step["facts"].get("groups", ())
+                ],
+                "..n.",
+            ),
+        )
+        for step in document["steps"]
+        if step["facts"].get("groups")
+    ]
+    return _join(parts) if parts else None
+
+
+def _bar(share: float) -> Markup:
+    inner = _tag("i", "", style=f"width:{share:.1%}")
+    return _tag("div", inner, class_="bar", title=f"{share:.0%}")
 
 
 def _options(options: Document) -> Markup:

@@ -23,8 +23,8 @@ from slimctl.recipe.resolve import check_complete, resolve_recipe
 from slimctl.recipe.run import run_recipe
 
 
-def test_the_three_presets() -> None:
-    assert preset_names() == ["fuse-only", "int8-cpu", "int8-cpu-accurate"]
+def test_the_presets() -> None:
+    assert preset_names() == ["fuse-only", "int8-cpu", "int8-cpu-accurate", "prune-int8-cpu"]
     assert [preset.name for preset in presets()] == preset_names()
     assert presets()[1].steps == ("fuse", "quantize")
 

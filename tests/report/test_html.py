@@ -140,3 +140,17 @@ def test_a_bare_manifest() -> None:
     text = read(render(plain)).text
     for absent in ("Gates", "Latency", "Left alone", "Calibration data", "Uncalibrated", "SQNR on"):
         assert absent not in text
+
+
+def test_what_was_pruned_is_drawn() -> None:
+    groups = [
+        {"layers": [EVIL, "conv2"], "kept": 24, "total": 32, "why": EVIL},
+        {"layers": ["conv3"], "kept": 8, "total": 8, "why": "more important than others"},
+    ]
+    step = {**document()["steps"][0], "name": "prune", "facts": {"groups": groups}}
+    reader = read(render(document(steps=[step])))
+    assert "Kept by prune" in reader.text
+    assert "24 of 32" in reader.text
+    widths = [value for name, value in reader.attributes if name == "style"]
+    assert widths == ["width:75.0%", "width:100.0%"]
+    assert "script" not in reader.tags
