@@ -325,7 +325,7 @@ class Network:
         return f"(float[N,4,4,6] x) => ({listed}) {{ {' '.join(self.nodes)} }}"
 
 
-@settings(max_examples=120, deadline=None, derandomize=True, database=None)
+@settings(max_examples=250, deadline=None, derandomize=True, database=None)
 @given(seed=st.integers(0, 2**32 - 1), steps=st.integers(2, 12))
 def test_whatever_may_go_can_go(seed: int, steps: int) -> None:
     """Fewer steps give the beginning of the same network, so that a failure can be made small."""
