@@ -21,11 +21,12 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from slimctl.calibration.channels import ChannelAxis
 from slimctl.calibration.collect import Statistics
 from slimctl.calibration.histogram import FloatHistogram
 from slimctl.core.contract import InputMean, LinearInput
 
-_FORMAT: Final = 1  # raise it whenever entries of older versions must not be read
+_FORMAT: Final = 2  # raise it whenever entries of older versions must not be read
 _LIMIT_BYTES: Final = 512 * 2**20
 """The least recently used entries go when all together take more than this."""
 
@@ -116,11 +117,16 @@ def _pack(statistics: Statistics) -> bytes:
         "tensors": np.array(list(statistics.histograms), np.str_),
         "layers": np.array([json.dumps(asdict(layer)) for layer in statistics.layers], np.str_),
         "means": np.array(list(statistics.means), np.str_),
+        "channels": np.array([key.tensor for key in statistics.squares], np.str_),
+        "channel_axes": np.array([key.axis for key in statistics.squares], np.int64),
     }
     for index, histogram in enumerate(statistics.histograms.values()):
         arrays |= {f"h{index}_{key}": value for key, value in histogram.to_arrays().items()}
     for index, mean in enumerate(statistics.means.values()):
         arrays |= {f"m{index}_{key}": v for key, v in mean._asdict().items() if v is not None}
+    for index, square in enumerate(statistics.squares.values()):
+        if square is not None:
+            arrays[f"s{index}"] = square
     stream = io.BytesIO()
     np.savez(stream, allow_pickle=False, **arrays)
     content = stream.getvalue()
@@ -141,7 +147,12 @@ def _unpack(content: bytes) -> Statistics:
         str(name): _mean(_group(arrays, f"m{index}_")) for index, name in enumerate(arrays["means"])
     }
     layers = tuple(_layer(json.loads(str(text))) for text in arrays["layers"])
-    return Statistics(histograms, layers, means)
+    named = zip(arrays["channels"], arrays["channel_axes"], strict=True)
+    squares = {
+        ChannelAxis(str(name), int(axis)): arrays.get(f"s{index}")
+        for index, (name, axis) in enumerate(named)
+    }
+    return Statistics(histograms, layers, means, squares)
 
 
 def _layer(fields: dict[str, Any]) -> LinearInput:

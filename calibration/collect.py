@@ -1,4 +1,4 @@
-"""One pass of the data through the model: histograms of activations and mean inputs of layers.
+"""One pass of the data through the model: histograms of activations, means and squares.
 
 Memory is a constant in the number of samples: activations are looked at one tensor at a time and
 dropped. Each worker runs onnxruntime on one thread and counts what came out, since onnxruntime and
@@ -13,13 +13,14 @@ import os
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from slimctl.calibration.channels import ChannelAxis, SquareAccumulator
 from slimctl.calibration.histogram import FloatHistogram
 from slimctl.calibration.means import MeanAccumulator
 from slimctl.core.contract import Feeds, InputMean, LinearInput, Progress, SilentProgress
@@ -49,11 +50,13 @@ class Statistics:
         histograms: Of the tensors asked for, by name.
         layers: The layers asked for.
         means: By node name; absent where nothing finite was seen.
+        squares: Mean squares of the channels asked for; None where nothing finite was seen.
     """
 
     histograms: dict[str, FloatHistogram]
     layers: tuple[LinearInput, ...]
     means: dict[str, InputMean]
+    squares: dict[ChannelAxis, NDArray[np.float64] | None] = field(default_factory=dict)
 
 
 def collect(
@@ -62,6 +65,7 @@ def collect(
     layers: Sequence[LinearInput],
     batches: Iterable[Feeds],
     *,
+    channels: Sequence[ChannelAxis] = (),
     threads: int = 0,
     progress: Progress | None = None,
     total: int | None = None,
@@ -74,6 +78,7 @@ def collect(
         layers: Linear layers whose mean inputs are wanted.
         batches: Inputs of the model; shapes may differ between batches. Batches of several samples
             are taken apart where the model treats samples independently.
+        channels: Axes of tensors along which mean squares are wanted.
         threads: Threads of all workers together; 0 takes one per core.
         progress: Where to say how far the work is.
         total: Number of batches, if known.
@@ -83,7 +88,7 @@ def collect(
     """
     cores = threads or _cores()
     workers = min(cores, _MOST_WORKERS)
-    collector = _Collector(model, tensors, layers, threads=cores // workers)
+    collector = _Collector(model, tensors, layers, channels, threads=cores // workers)
     shown = (progress or SilentProgress()).track(iter(batches), total=total, label="calibrating")
     pieces = (piece for feeds in shown for piece in collector.pieces(feeds))
     with ThreadPoolExecutor(workers) as pool:
@@ -134,6 +139,7 @@ class _Collector:
         model: ir.Model,
         tensors: Sequence[str],
         layers: Sequence[LinearInput],
+        channels: Sequence[ChannelAxis],
         *,
         threads: int,
     ) -> None:
@@ -142,7 +148,9 @@ class _Collector:
         self._histograms = {name: FloatHistogram() for name in dict.fromkeys(tensors)}
         # Layers that read the same tensor in the same way share their sums.
         self._means = {key: MeanAccumulator(key) for key in map(_shared, layers)}
-        self._wanted = list(dict.fromkeys([*tensors, *(key.tensor for key in self._means)]))
+        self._squares = {key: SquareAccumulator(key.axis) for key in channels}
+        read = [key.tensor for key in self._means] + [key.tensor for key in self._squares]
+        self._wanted = list(dict.fromkeys([*tensors, *read]))
         inner = [name for name in self._wanted if name not in self._inputs]
         self._session = _open(model, inner, threads) if inner else None
         self._rows_per_run: int | None = None  # 0: batches must not be taken apart
@@ -190,11 +198,15 @@ class _Collector:
             for layer, mean in self._means.items():
                 if layer.tensor == name:
                     mean.update(array, piece.hashes)
+            for channels, square in self._squares.items():
+                if channels.tensor == name:
+                    square.update(array)
 
     def statistics(self) -> Statistics:
         found = {layer.node: self._means[_shared(layer)].mean() for layer in self._layers}
         means = {node: mean for node, mean in found.items() if mean is not None}
-        return Statistics(self._histograms, self._layers, means)
+        squares = {key: square.mean() for key, square in self._squares.items()}
+        return Statistics(self._histograms, self._layers, means, squares)
 
 
 def _open(model: ir.Model, tensors: Sequence[str], threads: int) -> ort.InferenceSession:

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slimctl.calibration.histogram import MASK_BOUND
+from slimctl.calibration.sums import add_compensated
 from slimctl.core.contract import InputMean, LinearInput
 
 BUCKETS: Final = 8
@@ -41,8 +42,7 @@ Matrix = NDArray[np.float32]
 class MeanAccumulator:
     """Sums of what each weight of one layer sees. Safe to update from several threads.
 
-    The order of the samples does not matter: each sum is kept in two float64 (Knuth's two-sum), so
-    that rounding errors of the order of 1e-32 are all that the order can change.
+    The order of the samples does not matter; see :func:`add_compensated`.
 
     Attributes:
         layer: How the layer reads its input.
@@ -83,11 +83,7 @@ class MeanAccumulator:
             return
         if self._sums is None:
             self._sums = np.zeros((2, BUCKETS, *total.shape))
-        running, lost = self._sums[:, bucket]
-        after = running + total
-        grown = after - running
-        lost += (running - (after - grown)) + (total - grown)
-        running[...] = after
+        add_compensated(self._sums[:, bucket], total)
         self._outputs[bucket] += outputs
         self._samples[bucket] += 1
 

@@ -84,7 +84,7 @@ class BiasCorrection(Pass):
     def apply(self, model: ir.Model, context: Context) -> PassReport:
         """Corrects each layer for which the correction holds on data it was not computed from."""
         before, uncorrected = context.fidelity(model), clone_model(model)
-        gains, skipped = correct_biases(model, context)
+        gains, skipped = correct_biases(model, context.reference, context)
         loss = _loss(before, context.fidelity(model)) if gains else ""
         if loss:  # a few samples may mislead
             loss = _loss(context.fidelity(uncorrected, "many"), context.fidelity(model, "many"))
@@ -100,19 +100,22 @@ class BiasCorrection(Pass):
         )
 
 
-def correct_biases(model: ir.Model, context: Context) -> tuple[dict[str, float], list[Skipped]]:
+def correct_biases(
+    model: ir.Model, reference: ir.Model, context: Context
+) -> tuple[dict[str, float], list[Skipped]]:
     """Corrects every layer for which it holds on the other half of the data; outputs are not run.
 
     Args:
         model: Quantized; changed in place.
-        context: Gives the float model and the means of its inputs.
+        reference: The float model that it was made from.
+        context: Gives the means of its layers' inputs.
 
     Returns:
         The share of the squared mean error that goes, by layer; and the layers left alone.
     """
-    candidates, skipped = _candidates(model, context.reference)
+    candidates, skipped = _candidates(model, reference)
     layers = [linear_input(candidate.original) for candidate in candidates]
-    means = context.input_means(context.reference, layers)
+    means = context.input_means(reference, layers)
     names = NameScope(model)
     gains: dict[str, float] = {}
     for candidate in candidates:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +14,7 @@ from slimctl.core.contract import (
     Feeds,
     InputMean,
     LinearInput,
+    Outlook,
     Progress,
     Range,
     RangeRequest,
@@ -40,6 +41,7 @@ class PlainContext:
     later: Sequence[str] = ()
     progress: Progress = field(default_factory=SilentProgress)
     has_data: bool = True
+    judge: Callable[[ir.Model], float] | None = None
     requests: list[RangeRequest] = field(default_factory=list)
 
     def observe(self, model: ir.Model, names: Sequence[str]) -> dict[str, list[np.ndarray]]:
@@ -65,6 +67,14 @@ class PlainContext:
             found[name] = 10 * np.log10(max(signal, 1e-30) / max(noise, 1e-30))
         return found
 
+    def metric(self, model: ir.Model) -> float | None:
+        return None if self.judge is None else self.judge(model)
+
+    def activations(self, model: ir.Model, tensors: Sequence[str]) -> Iterator[Feeds]:
+        observed = self.observe(model, tensors)
+        for index in range(len(self.feeds)):
+            yield {name: arrays[index] for name, arrays in observed.items()}
+
     def ranges(self, model: ir.Model, request: RangeRequest) -> Mapping[str, Range]:
         self.requests.append(request)
         ranges = {}
@@ -87,6 +97,21 @@ class PlainContext:
             ]
             means[layer.node] = InputMean(halves[0], halves[1], (halves[0] + halves[1]) / 2)
         return means
+
+    def channel_rms(self, model: ir.Model, axes: Mapping[str, int]) -> Mapping[str, np.ndarray]:
+        found = {}
+        for name, arrays in self.observe(model, sorted(axes)).items():
+            values = np.moveaxis(np.stack(arrays).astype(np.float64), axes[name] + 1, 0)
+            found[name] = np.sqrt((values.reshape(len(values), -1) ** 2).mean(axis=1))
+        return found
+
+    def outlook(self, model: ir.Model, other: ir.Model, changed: Collection[str]) -> Outlook | None:
+        del model, other, changed
+        return None
+
+    def remembered(self, key: Hashable, compute: Callable[[], Any]) -> Any:
+        del key
+        return compute()
 
 
 def _seen(array: np.ndarray, layer: LinearInput) -> np.ndarray:

@@ -6,10 +6,10 @@ command, the recipe step, the JSON schema and the reference page are derived fro
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, ClassVar, Literal, NamedTuple, Protocol, Self, TypeAlias
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, Self, TypeAlias, TypeVar
 
 import numpy as np
 import onnx_ir as ir
@@ -26,6 +26,9 @@ CalibrationMethod = Literal["auto", "kl", "minmax", "percentile", "mse"]
 
 SampleSet = Literal["few", "many"]
 """Enough samples to see a broken model, or to tell two good ones apart."""
+
+
+_T = TypeVar("_T")
 
 
 class Effect(StrEnum):
@@ -50,6 +53,20 @@ class Skipped(NamedTuple):
     reason: str
 
 
+class ReportTable(NamedTuple):
+    """A table for the summary.
+
+    Attributes:
+        title: What it lists.
+        columns: Headings; ``>`` in front aligns a column to the right.
+        rows: One text per column.
+    """
+
+    title: str
+    columns: tuple[str, ...]
+    rows: Sequence[tuple[str, ...]]
+
+
 @dataclass(frozen=True)
 class PassReport:
     """What one pass did.
@@ -59,6 +76,7 @@ class PassReport:
         skipped: Every candidate that was left alone, with its reason.
         notes: Sentences for the summary.
         warnings: Sentences that the user must not miss.
+        tables: Lists for the summary.
         facts: Values for the manifest, JSON types only.
     """
 
@@ -66,6 +84,7 @@ class PassReport:
     skipped: Sequence[Skipped] = ()
     notes: Sequence[str] = ()
     warnings: Sequence[str] = ()
+    tables: Sequence[ReportTable] = ()
     facts: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -150,6 +169,18 @@ class InputMean(NamedTuple):
     both: NDArray[np.float64]
 
 
+class Outlook(NamedTuple):
+    """What a later step would make of two models that compute the same.
+
+    Attributes:
+        model_db: SQNR in dB that the worst output of the first would keep.
+        other_db: That of the second; None when the first is good enough not to try it.
+    """
+
+    model_db: float
+    other_db: float | None
+
+
 class Context(Protocol):
     """What a pass may use besides the model. Passes never import calibration or data."""
 
@@ -210,6 +241,56 @@ class Context(Protocol):
         """Mean inputs of linear layers of this model on the calibration data, by node name."""
         ...
 
+    def channel_rms(
+        self, model: ir.Model, axes: Mapping[str, int]
+    ) -> Mapping[str, NDArray[np.float64]]:
+        """Root mean squares of the channels of tensors of this model on the calibration data.
+
+        Args:
+            model: Stays as it is.
+            axes: For each tensor of the main graph, the axis that holds its channels.
+
+        Returns:
+            [channels] by tensor; one that never held a finite value has no entry.
+
+        Raises:
+            SourceError: There are no calibration data.
+        """
+        ...
+
+    def outlook(self, model: ir.Model, other: ir.Model, changed: Collection[str]) -> Outlook | None:
+        """What the next step that loses accuracy would make of either of two models.
+
+        None when there is no such step, or it cannot tell.
+
+        Args:
+            model: A float model.
+            other: One that computes the same.
+            changed: Names of the tensors that hold other values in it.
+        """
+        ...
+
+    def remembered(self, key: Hashable, compute: Callable[[], _T]) -> _T:
+        """What was computed under this key earlier in the run; computes it the first time."""
+        ...
+
+    def metric(self, model: ir.Model) -> float | None:
+        """The metric that the run is judged by, such that more is better.
+
+        None when the run has no evaluation data or no metric.
+        """
+        ...
+
+    def activations(self, model: ir.Model, tensors: Sequence[str]) -> Iterator[Feeds]:
+        """What tensors of this model's main graph hold, for one calibration batch after another.
+
+        The order of the batches is the same in every call; memory is that of one batch.
+
+        Raises:
+            SourceError: There are no calibration data.
+        """
+        ...
+
 
 class Pass(BaseModel):
     """Base of all passes.
@@ -224,6 +305,10 @@ class Pass(BaseModel):
     summary: ClassVar[str]
     effect: ClassVar[Effect]
     needs_data: ClassVar[bool] = False
+    uses_metric: ClassVar[bool] = False
+    """Looks at the metric that the run is judged by."""
+    uses_data: ClassVar[bool] = False
+    """Works without calibration data, and better with them."""
     after: ClassVar[frozenset[str]] = frozenset()
     """Passes of which one must stand earlier in the chain; the reference is the model before it."""
     not_after: ClassVar[frozenset[str]] = frozenset()
@@ -246,6 +331,19 @@ class Pass(BaseModel):
         """
         del model, target
         return ()
+
+    def anticipates_ranges(self, model: ir.Model, target: Target) -> Sequence[str]:
+        """Tensors whose ranges this pass is going to ask for, as far as that is known by now.
+
+        They are collected when an earlier pass needs a pass over the data.
+        """
+        del model, target
+        return ()
+
+    def outlook(self, model: ir.Model, other: ir.Model, context: Context) -> Outlook | None:
+        """What this pass would make of either of two models; see :meth:`Context.outlook`."""
+        del model, other, context
+        return None
 
     def minimum_opset(self, model: ir.Model, target: Target) -> int:
         """The lowest ONNX opset that the result needs; the pipeline raises the model to it."""

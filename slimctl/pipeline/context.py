@@ -10,20 +10,26 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
 
+import numpy as np
 import onnx_ir as ir
+from numpy.typing import NDArray
 
 from slimctl import __version__
 from slimctl.calibration.cache import StatisticsCache, cache_key
+from slimctl.calibration.channels import ChannelAxis
 from slimctl.calibration.collect import Statistics, collect
 from slimctl.calibration.thresholds import choose
 from slimctl.core.contract import (
+    Effect,
     Feeds,
     InputMean,
     LinearInput,
+    Outlook,
     Pass,
     Progress,
     Range,
@@ -34,16 +40,25 @@ from slimctl.core.contract import (
 from slimctl.core.errors import SourceError
 from slimctl.core.target import Target
 from slimctl.data.sources import DataSource
+from slimctl.evaluate.accuracy import Score
 from slimctl.graph.save import content_hash
-from slimctl.graph.session import onnxruntime_version, open_session, run
+from slimctl.graph.session import onnxruntime_version, open_session, run, tapped
 from slimctl.pipeline.fidelity import sqnr_by_output
+
+_T = TypeVar("_T")
 
 
 class _Known:
-    """What is known about one model by now."""
+    """What is known about one model by now.
+
+    Attributes:
+        statistics: What passes over the data found out.
+        ranges: What was chosen from that, by tensor and request.
+    """
 
     def __init__(self) -> None:
         self.statistics = Statistics({}, (), {})
+        self.ranges: dict[tuple[str, RangeRequest], Range | None] = {}
 
     def missing_tensors(self, wanted: Sequence[str]) -> tuple[str, ...]:
         return tuple(name for name in wanted if name not in self.statistics.histograms)
@@ -51,12 +66,58 @@ class _Known:
     def missing_layers(self, wanted: Sequence[LinearInput]) -> tuple[LinearInput, ...]:
         return tuple(layer for layer in wanted if layer not in self.statistics.layers)
 
+    def missing_channels(self, wanted: Sequence[ChannelAxis]) -> tuple[ChannelAxis, ...]:
+        return tuple(channels for channels in wanted if channels not in self.statistics.squares)
+
     def add(self, more: Statistics) -> None:
         self.statistics = Statistics(
             {**self.statistics.histograms, **more.histograms},
             (*self.statistics.layers, *more.layers),
             {**self.statistics.means, **more.means},
+            {**self.statistics.squares, **more.squares},
         )
+
+    def without(self, changed: Collection[str]) -> _Known:
+        """What is known about tensors other than these."""
+        found, gone = _Known(), frozenset(changed)
+        old = self.statistics
+        layers = tuple(layer for layer in old.layers if layer.tensor not in gone)
+        nodes = {layer.node for layer in layers}
+        found.statistics = Statistics(
+            {name: item for name, item in old.histograms.items() if name not in gone},
+            layers,
+            {node: mean for node, mean in old.means.items() if node in nodes},
+            {key: square for key, square in old.squares.items() if key.tensor not in gone},
+        )
+        found.ranges = {key: chosen for key, chosen in self.ranges.items() if key[0] not in gone}
+        return found
+
+    def range(self, tensor: str, request: RangeRequest) -> Range | None:
+        """The range of a tensor whose histogram is there; searched once."""
+        key = (tensor, replace(request, tensors=()))
+        if key not in self.ranges:
+            self.ranges[key] = choose(
+                self.statistics.histograms[tensor],
+                request.method,
+                percentile=request.percentile,
+                levels=request.levels,
+                symmetric=request.symmetric,
+                exponent=request.exponent,
+            )
+        return self.ranges[key]
+
+
+class _Missing(NamedTuple):
+    """What a pass over the data is for."""
+
+    tensors: tuple[str, ...]
+    layers: tuple[LinearInput, ...]
+    channels: tuple[ChannelAxis, ...]
+
+    def text(self) -> str:
+        """The same for equal wishes."""
+        layers = [asdict(layer) for layer in self.layers]
+        return json.dumps([sorted(self.tensors), layers, sorted(self.channels)])
 
 
 @dataclass
@@ -70,6 +131,7 @@ class PipelineContext:
         data: Calibration data, None when none were given.
         threads: Threads of onnxruntime; 0 lets it decide.
         use_cache: Whether the calibration cache is read and filled.
+        measure: Measures the metric that the run is judged by, None when there is none.
         calibration_seconds: Time spent on collecting statistics and choosing ranges.
         notes: What the user should know about calibration, in sentences.
     """
@@ -80,6 +142,7 @@ class PipelineContext:
     data: DataSource | None = None
     threads: int = 0
     use_cache: bool = True
+    measure: Callable[[ir.Model], Score] | None = None
     calibration_seconds: float = field(default=0.0, init=False)
     notes: list[str] = field(default_factory=list, init=False)
     _step: Pass | None = field(default=None, init=False, repr=False)
@@ -95,6 +158,7 @@ class PipelineContext:
     _original: Path | None = field(default=None, init=False, repr=False)
     _more: tuple[Feeds, ...] = field(default=(), init=False, repr=False)
     _known: dict[str, _Known] = field(default_factory=dict, init=False, repr=False)
+    _remembered: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False)
 
     def enter(self, step: Pass, later: Sequence[Pass], reference: ir.Model) -> None:
         """Tells which step begins.
@@ -180,18 +244,9 @@ class PipelineContext:
             ModelExecutionError: onnxruntime cannot run the model on the data.
         """
         started = time.perf_counter()
-        found = self._statistics(model, request.tensors, self._anticipated(model))
-        ranges = {
-            name: choose(
-                found.histograms[name],
-                request.method,
-                percentile=request.percentile,
-                levels=request.levels,
-                symmetric=request.symmetric,
-                exponent=request.exponent,
-            )
-            for name in request.tensors
-        }
+        layers = _anticipated(self._step, self._later, model, self.target)
+        known = self._observed(model, request.tensors, layers)
+        ranges = {name: known.range(name, request) for name in request.tensors}
         self.calibration_seconds += time.perf_counter() - started
         return {name: chosen for name, chosen in ranges.items() if chosen is not None}
 
@@ -207,72 +262,156 @@ class PipelineContext:
             ModelExecutionError: onnxruntime cannot run the model on the data.
         """
         started = time.perf_counter()
-        means = self._statistics(model, (), layers).means
+        means = self._observed(model, (), layers).statistics.means
         self.calibration_seconds += time.perf_counter() - started
         return {layer.node: means[layer.node] for layer in layers if layer.node in means}
 
-    def _anticipated(self, model: ir.Model) -> Sequence[LinearInput]:
-        """Layers whose means a later step is going to ask for."""
-        step = self._step
-        if step is None or not any(step.name in later.after for later in self._later):
-            return ()
-        return step.anticipates(model, self.target)
+    def channel_rms(
+        self, model: ir.Model, axes: Mapping[str, int]
+    ) -> Mapping[str, NDArray[np.float64]]:
+        """Root mean squares of the channels of tensors of a model on the calibration data.
 
-    def _statistics(
-        self, model: ir.Model, tensors: Sequence[str], layers: Sequence[LinearInput]
-    ) -> Statistics:
-        """At least what was asked for; data are run through the model if anything is missing."""
+        What the next step that loses accuracy will ask about the same model is collected as well.
+
+        Raises:
+            SourceError: There are no calibration data.
+            ModelExecutionError: onnxruntime cannot run the model on the data.
+        """
+        started = time.perf_counter()
+        wanted = [ChannelAxis(name, axis) for name, axis in axes.items()]
+        step, later = self._next_lossy()
+        tensors = () if step is None else step.anticipates_ranges(model, self.target)
+        layers = _anticipated(step, later, model, self.target)
+        squares = self._observed(model, tensors, layers, wanted).statistics.squares
+        self.calibration_seconds += time.perf_counter() - started
+        found = {key.tensor: squares[key] for key in wanted}
+        return {name: np.sqrt(square) for name, square in found.items() if square is not None}
+
+    def outlook(self, model: ir.Model, other: ir.Model, changed: Collection[str]) -> Outlook | None:
+        """What the next step that loses accuracy would make of either of two models.
+
+        What is known about tensors that hold the same in both is not collected again.
+        """
+        step, later = self._next_lossy()
+        if step is None:
+            return None
+        known = self._known.get(content_hash(model))
+        if known is not None:
+            self._known.setdefault(content_hash(other), known.without(changed))
+        entered = self._step, self._later, self._reference
+        self._step, self._later, self._reference = step, later, model
+        try:
+            return step.outlook(model, other, self)
+        finally:
+            self._step, self._later, self._reference = entered
+
+    def remembered(self, key: Hashable, compute: Callable[[], _T]) -> _T:
+        """What was computed under this key earlier in the run; computes it the first time."""
+        if key not in self._remembered:
+            self._remembered[key] = compute()
+        found: _T = self._remembered[key]
+        return found
+
+    def _next_lossy(self) -> tuple[Pass | None, Sequence[Pass]]:
+        """The next step that loses accuracy, and those after it."""
+        for index, step in enumerate(self._later):
+            if step.effect is Effect.APPROXIMATE:
+                return step, self._later[index + 1 :]
+        return None, ()
+
+    def metric(self, model: ir.Model) -> float | None:
+        """The metric of the run, such that more is better; None when the run has none."""
+        if self.measure is None:
+            return None
+        score = self.measure(model)
+        return score.value if score.higher_is_better else -score.value
+
+    def activations(self, model: ir.Model, tensors: Sequence[str]) -> Iterator[Feeds]:
+        """What tensors of a model's main graph hold, for one calibration batch after another.
+
+        Raises:
+            SourceError: There are no calibration data.
+            ModelExecutionError: onnxruntime cannot run the model on the data.
+        """
         if self.data is None:
-            raise SourceError("none", "There are no calibration data", fix="give --calib SOURCE")
-        digest = content_hash(model)
-        known = self._known.setdefault(digest, _Known())
-        new_tensors, new_layers = known.missing_tensors(tensors), known.missing_layers(layers)
-        if new_tensors or new_layers:
-            known.add(self._cached(model, digest, self.data, new_tensors, new_layers))
-        return known.statistics
+            raise _no_data()
+        given = {value.name for value in model.graph.inputs}
+        computed = [name for name in tensors if name not in given]
+        session = (
+            open_session(tapped(model, computed, only=True), threads=self.threads)
+            if computed
+            else None
+        )
+        for feeds in _feeds(self.data):
+            found = {} if session is None else run(session, feeds)
+            yield {name: feeds[name] if name in given else found[name] for name in tensors}
 
-    def _cached(
+    def _observed(
         self,
         model: ir.Model,
-        digest: str,
-        data: DataSource,
         tensors: Sequence[str],
         layers: Sequence[LinearInput],
+        channels: Sequence[ChannelAxis] = (),
+    ) -> _Known:
+        """At least what was asked for; data are run through the model if anything is missing."""
+        if self.data is None:
+            raise _no_data()
+        digest = content_hash(model)
+        known = self._known.setdefault(digest, _Known())
+        missing = _Missing(
+            known.missing_tensors(tensors),
+            known.missing_layers(layers),
+            known.missing_channels(channels),
+        )
+        if any(missing):
+            known.add(self._cached(model, digest, self.data, missing))
+        return known
+
+    def _cached(
+        self, model: ir.Model, digest: str, data: DataSource, missing: _Missing
     ) -> Statistics:
         if not self.use_cache:
-            return self._collected(model, data, tensors, layers)
+            return self._collected(model, data, missing)
         cache = StatisticsCache()
         key = cache_key(
             digest,
             data.content_hash(),
             __version__,  # what is measured, and how, may change with a release
             onnxruntime_version(),
-            json.dumps([sorted(tensors), [asdict(layer) for layer in layers]]),
+            missing.text(),
         )
         found = cache.load(key)
         if found is None:
-            found = self._collected(model, data, tensors, layers)
+            found = self._collected(model, data, missing)
             cache.store(key, found)
         if cache.problem:
             self.notes.append(cache.problem)
         return found
 
-    def _collected(
-        self,
-        model: ir.Model,
-        data: DataSource,
-        tensors: Sequence[str],
-        layers: Sequence[LinearInput],
-    ) -> Statistics:
+    def _collected(self, model: ir.Model, data: DataSource, missing: _Missing) -> Statistics:
         return collect(
             model,
-            tensors,
-            layers,
+            missing.tensors,
+            missing.layers,
             _feeds(data),
+            channels=missing.channels,
             threads=self.threads,
             progress=self.progress,
             total=_batch_count(data),
         )
+
+
+def _anticipated(
+    step: Pass | None, later: Sequence[Pass], model: ir.Model, target: Target
+) -> Sequence[LinearInput]:
+    """Layers whose means a step after this one is going to ask for."""
+    if step is None or not any(step.name in other.after for other in later):
+        return ()
+    return step.anticipates(model, target)
+
+
+def _no_data() -> SourceError:
+    return SourceError("none", "There are no calibration data", fix="give --calib SOURCE")
 
 
 def _feeds(data: DataSource) -> Iterator[Feeds]:

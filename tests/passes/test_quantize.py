@@ -20,6 +20,7 @@ from slimctl.graph.edit import const_array, interface
 from slimctl.graph.load import load_model
 from slimctl.graph.session import Level
 from slimctl.passes.bias_correction import BiasCorrection
+from slimctl.passes.equalize import Equalize
 from slimctl.passes.fuse import Fuse
 from slimctl.passes.quantize import Quantize
 from slimctl.targets import load_target
@@ -584,10 +585,10 @@ def test_options_resolve_from_the_target() -> None:
 
 
 def test_expands_to_a_chain_of_single_passes() -> None:
-    chain = Quantize(calibration="kl").expand()
-    assert [type(step) for step in chain] == [Fuse, Quantize, BiasCorrection]
-    assert chain[1].expand() == (chain[1],)
-    assert chain[1].calibration == "kl"
+    chain = Quantize(calibration="kl", equalize=True).expand()
+    assert [type(step) for step in chain] == [Fuse, Equalize, Quantize, BiasCorrection]
+    assert chain[2].expand() == (chain[2],)
+    assert chain[2].calibration == "kl"
 
 
 def test_entropy_is_another_name_for_kl() -> None:

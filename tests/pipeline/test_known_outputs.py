@@ -56,12 +56,12 @@ def _opened(
 def test_measured_models_are_not_run_again(
     files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    opened = _opened(files, monkeypatch, Quantize(calibration="kl"))
+    opened = _opened(files, monkeypatch, Quantize(calibration="kl", equalize=False))
     assert not {"step2", "step3"} & set(opened)
 
 
 def test_models_that_nobody_measured_are_run(
     files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    quantize = Quantize(calibration="kl", min_sqnr=0, bias_correction=False)
+    quantize = Quantize(calibration="kl", min_sqnr=0, equalize=False, bias_correction=False)
     assert "step2" in _opened(files, monkeypatch, quantize)

@@ -1,0 +1,338 @@
+"""Attempts at quantizing one float model: what each placement of Q/DQ pairs costs its outputs."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnx_ir as ir
+
+from slimctl.core.contract import Context, PassReport, Range, RangeRequest, SampleSet
+from slimctl.core.errors import PassFailedError
+from slimctl.core.target import Target
+from slimctl.graph.bodies import observable_graphs
+from slimctl.graph.edit import NameScope, clone_model, const_array, remove_dead
+from slimctl.graph.select import Selection
+from slimctl.passes._fallback import choose_float_layers, noise_of
+from slimctl.passes._fusion_report import FusionReport, inspect_fusion
+from slimctl.passes._layers import is_linear
+from slimctl.passes._placement import Placement, place
+from slimctl.passes._qdq import Emitter, WeightSettings, affines_for
+from slimctl.passes.bias_correction import BiasCorrection, correct_biases
+
+if TYPE_CHECKING:
+    from slimctl.passes.quantize import Quantize
+
+_HEADROOM_DB = 3.0
+"""Layers are left in float until this much more than asked for is kept: the few samples that are
+looked at were also calibrated with, and others are worse."""
+
+_WORTH_DB = 1.0
+"""Layers are left in float only for a gain of at least this much."""
+
+
+@dataclass
+class Outcome:
+    """Sentences about the whole, collected on the way."""
+
+    notes: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Built:
+    """A quantized model and how it came about."""
+
+    model: ir.Model
+    selection: Selection
+    emitters: list[Emitter]
+    ranges: Mapping[str, Range]
+    operators: Mapping[str, int]
+
+    def layers(self) -> list[str]:
+        """Names of the quantized layers."""
+        return [
+            node.name or ""
+            for emitter in self.emitters
+            for node in emitter.placement.graph
+            if node in emitter.placement.integer or node in emitter.layers
+            if is_linear(node)
+        ]
+
+    def report(self, outcome: Outcome, target: Target) -> PassReport:
+        """What was done, the optimized graph inspected."""
+        fusion = inspect_fusion(self.model, target)
+        skipped = [item for emitter in self.emitters for item in emitter.placement.skipped]
+        return PassReport(
+            changed=self.operators,
+            skipped=(*skipped, *fusion.unfused),
+            notes=(*outcome.notes, *_notes(self.emitters, fusion, self.selection)),
+            warnings=tuple(outcome.warnings),
+            facts=_facts(self.emitters, fusion, self.ranges),
+        )
+
+
+class Work:
+    """Quantizes clones of one float model, with more or fewer layers left in float."""
+
+    def __init__(
+        self, options: Quantize, model: ir.Model, context: Context, exponent: float
+    ) -> None:
+        self.options = options
+        self.model = model
+        self.context = context
+        self.exponent = exponent
+        self.known: dict[str, Range] = {}
+
+    def build(self, selection: Selection) -> Built:
+        """A quantized clone.
+
+        Raises:
+            PassFailedError: The selection leaves nothing to quantize.
+        """
+        clone = clone_model(self.model)
+        placements = self._calibrated(clone, selection)
+        if not any(placement.integer or placement.layers for placement in placements):
+            raise _nothing_to_do(placements, selection)
+        operators = _operators(placements)
+        emitters = self._emit(clone, placements)
+        return Built(clone, selection, emitters, dict(self.known), operators)
+
+    def _emit(self, model: ir.Model, placements: list[Placement]) -> list[Emitter]:
+        names = NameScope(model)
+        weights = WeightSettings(bool(self.options.per_channel), bool(self.options.reduce_range))
+        kind = self.options.activation_kind()
+        target = self.context.target
+        symmetric = target.activation_symmetric
+        kernels = frozenset((*target.elementwise, *target.unary, "MatMul"))
+        emitters = [
+            Emitter(
+                names,
+                placement,
+                kernels,
+                affines_for(placement, self.known, kind, symmetric=symmetric),
+                weights,
+            )
+            for placement in placements
+        ]
+        # Branches first: what they read from the graphs around them is still in place then.
+        for emitter in reversed(emitters):
+            emitter.emit()
+        remove_dead(model)  # the float weights
+        return emitters
+
+    def _calibrated(self, model: ir.Model, selection: Selection) -> list[Placement]:
+        """Placements in which every tensor has a range; tensors without one drop out of them."""
+        unusable: frozenset[str] = frozenset()
+        while True:
+            placements = place_all(model, self.context.target, selection, unusable)
+            groups = [group for placement in placements for group in placement.sources.items()]
+            sources = dict.fromkeys(source for _, group in groups for source in group)
+            self._learn([source for source in sources if source.name not in self.known], model)
+            missing = {source.name or "" for source in sources} - set(self.known)
+            if not missing:
+                for value, group in groups:  # of use where a smaller choice breaks a group up
+                    self.known.setdefault(
+                        value.name or "", _union(self.known[s.name or ""] for s in group)
+                    )
+                return placements
+            assert not missing <= unusable, "a tensor without a range is not placed again"
+            unusable |= missing
+
+    def _learn(self, sources: list[ir.Value], model: ir.Model) -> None:
+        """Ranges: known by operator, read off constants, or calibrated."""
+        observed: list[str] = []
+        for source in sources:
+            known = known_range(source, self.context.target)
+            if known is None:
+                observed.append(source.name or "")
+            else:
+                self.known[source.name or ""] = known
+        request = RangeRequest(
+            tensors=tuple(observed),
+            method=self.options.calibration,
+            percentile=self.options.percentile,
+            levels=self.options.activation_kind().levels,
+            symmetric=self.context.target.activation_symmetric,
+            exponent=self.exponent,
+        )
+        if observed:
+            self.known |= self.context.ranges(model, request)
+
+    # accuracy
+
+    def score(self, built: Built) -> float | None:
+        """SQNR in dB of the worst output on many samples, corrected if it will be."""
+        found = self._fidelity(clone_model(built.model), "many")
+        return min(found.values(), default=None)
+
+    def keep_sqnr(self, built: Built, floor_db: float, outcome: Outcome) -> Built:
+        """The model itself, or one with the layers in float that cost its outputs too much.
+
+        Args:
+            built: With everything quantized.
+            floor_db: What every output should keep.
+            outcome: Told what was done, or that nothing helps.
+        """
+        before = self.context.fidelity(built.model)
+        if not before or min(before.values()) >= floor_db:
+            return built
+        corrected = self._fidelity(clone_model(built.model))
+        if min(corrected.values()) >= floor_db:
+            return built
+        layers = built.layers()
+        alone = {
+            layer: noise_of(self._fidelity(self.build(self._only(layer, layers)).model))
+            for layer in self.context.progress.track(
+                iter(layers), total=len(layers), label="finding sensitive layers"
+            )
+        }
+
+        def measure(chosen: Sequence[str]) -> float:
+            return min(self._fidelity(self.build(self._without(chosen, alone)).model).values())
+
+        worst, aim_db = min(corrected.values()), floor_db + _HEADROOM_DB
+        choice = choose_float_layers(noise_of(corrected), alone, aim_db, measure)
+        kept = worst
+        if choice is not None and choice.sqnr_db >= worst + _WORTH_DB:
+            kept = choice.sqnr_db
+            built = self.build(self._without(choice.layers, alone))
+            outcome.notes.append(
+                f"{len(choice.layers)} of {len(layers)} layers left in float: with all of them "
+                f"quantized outputs keep {worst:.1f} dB, less than {floor_db:g} dB (--min-sqnr), "
+                f"without these {kept:.1f} dB"
+            )
+        if kept < floor_db:
+            outcome.warnings.append(
+                f"an output keeps only {kept:.1f} dB, less than {floor_db:g} dB (--min-sqnr), and "
+                "leaving the most sensitive layers in float does not reach it; measure the task's "
+                "metric before you ship this"
+            )
+        return built
+
+    def _only(self, layer: str, layers: Sequence[str]) -> Selection:
+        reasons = {other: "not looked at" for other in layers if other != layer}
+        return Selection(self.options.include, self.options.exclude, reasons)
+
+    def _without(
+        self, layers: Sequence[str], alone: Mapping[str, Mapping[str, float]]
+    ) -> Selection:
+        reasons = {layer: _reason(alone[layer]) for layer in layers}
+        return Selection(self.options.include, self.options.exclude, reasons)
+
+    def _fidelity(self, model: ir.Model, samples: SampleSet = "few") -> Mapping[str, float]:
+        """SQNR as it will be once a later bias-correction has run; the model is used up."""
+        if BiasCorrection.name in self.context.later:
+            correct_biases(model, self.model, self.context)
+        return self.context.fidelity(model, samples)
+
+
+def _reason(noise: Mapping[str, float]) -> str:
+    worst = -10.0 * math.log10(max(*noise.values(), 1e-30))
+    return f"left in float for accuracy: quantized alone it lowers an output to {worst:.1f} dB"
+
+
+def _union(ranges: Iterable[Range]) -> Range:
+    found = list(ranges)
+    return Range(min(item.low for item in found), max(item.high for item in found))
+
+
+def place_all(
+    model: ir.Model,
+    target: Target,
+    selection: Selection,
+    unusable: frozenset[str] = frozenset(),
+) -> list[Placement]:
+    """Where Q/DQ pairs go in every graph of a model that can be observed."""
+    return [place(where.graph, target, selection, unusable) for where in observable_graphs(model)]
+
+
+def known_range(source: ir.Value, target: Target) -> Range | None:
+    """The range of a constant, or of what an operator gives whatever it reads."""
+    array = const_array(source)
+    if array is not None:
+        return Range(float(np.min(array)), float(np.max(array)))
+    producer = source.producer()
+    if producer is not None and producer.op_type in target.fixed_ranges:
+        return Range(*target.fixed_ranges[producer.op_type])
+    return None
+
+
+def _operators(placements: list[Placement]) -> dict[str, int]:
+    nodes = {node for placement in placements for node in placement.integer}
+    nodes |= {layer.node for placement in placements for layer in placement.layers}
+    return dict(sorted(Counter(node.op_type for node in nodes).items()))
+
+
+def _nothing_to_do(placements: list[Placement], selection: Selection) -> PassFailedError:
+    skipped = [item for placement in placements for item in placement.skipped]
+    unused = selection.unused()
+    if unused:
+        fix = f"the pattern '{unused[0]}' matches no layer; see 'slimctl inspect' for names"
+    elif skipped:
+        node, reason = skipped[0]
+        fix = f"{len(skipped)} candidates were left in float; the first, '{node}': {reason}"
+    else:
+        fix = "the model has no Conv, ConvTranspose, Gemm or MatMul: there is nothing to gain here"
+    return PassFailedError("quantize", "Nothing in this model can be quantized", fix=fix)
+
+
+def _notes(emitters: list[Emitter], fusion: FusionReport, selection: Selection) -> list[str]:
+    notes = [
+        f"{fusion.fused} Q/DQ nodes fuse into {sum(fusion.kernels.values())} integer kernels; "
+        f"{fusion.left} stay at borders to float operators"
+    ]
+    if fusion.unfused:
+        names = ", ".join(item.node for item in fusion.unfused[:3])
+        notes.append(f"{len(fusion.unfused)} layers compute in float in spite of Q/DQ: {names}")
+    storage = [
+        layer.node.op_type
+        for emitter in emitters
+        for layer in emitter.placement.layers
+        if layer.node not in emitter.placement.integer
+    ]
+    if storage:
+        notes.append(
+            f"{len(storage)} {', '.join(sorted(set(storage)))}: weights stored as int8 and "
+            "computed in float, since the target has no integer kernel"
+        )
+    shielded = sum(len(emitter.shielded) for emitter in emitters)
+    if shielded:
+        notes.append(
+            f"{shielded} float nodes between quantized ones are shielded by a Max, "
+            "since onnxruntime would quantize them by itself"
+        )
+    raised = [count for emitter in emitters for count in emitter.raised_channels.values()]
+    if raised:
+        notes.append(
+            f"weight scale raised in {sum(raised)} channels of {len(raised)} layers "
+            "so that the int32 bias does not overflow"
+        )
+    notes.extend(f"the pattern '{pattern}' matched nothing" for pattern in selection.unused())
+    return notes
+
+
+def _facts(
+    emitters: list[Emitter], fusion: FusionReport, ranges: Mapping[str, Range]
+) -> dict[str, Any]:
+    clamps = Counter(kind for emitter in emitters for kind in emitter.removed_clamps)
+    raised = {key: n for emitter in emitters for key, n in emitter.raised_channels.items()}
+    return {
+        "layers": sum(len(emitter.placement.layers) for emitter in emitters),
+        "quantized_tensors": sum(len(emitter.placement.tensors) for emitter in emitters),
+        "removed_clamps": dict(sorted(clamps.items())),
+        "shielded": [name for emitter in emitters for name in emitter.shielded],
+        "raised_channels": dict(sorted(raised.items())),
+        "fusion": {
+            "kernels": fusion.kernels,
+            "fused": fusion.fused,
+            "left": fusion.left,
+            "unfused": [list(item) for item in fusion.unfused],
+            "borders": fusion.borders,
+        },
+        "ranges": {name: [item.low, item.high] for name, item in sorted(ranges.items())},
+    }
