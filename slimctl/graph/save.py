@@ -76,10 +76,24 @@ def serialize(model: ir.Model) -> bytes:
     Raises:
         UnsupportedModelError: It would exceed protobuf's limit of 2 GiB.
     """
-    data = to_bytes(ir.serde.serialize_model(model))
+    proto = ir.serde.serialize_model(model)
+    _forget_made_up(proto.graph)
+    data = to_bytes(proto)
     if data is None:
         raise _too_large(model)
     return data
+
+
+def _forget_made_up(graph: onnx.GraphProto) -> None:
+    """Symbols that inference made up mean nothing to a reader, who might show them as names."""
+    for info in graph.value_info:
+        for dim in info.type.tensor_type.shape.dim:
+            if dim.dim_param.startswith(MADE_UP):
+                dim.Clear()
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.HasField("g"):
+                _forget_made_up(attribute.g)
 
 
 def _too_large(model: ir.Model) -> UnsupportedModelError:
@@ -89,6 +103,9 @@ def _too_large(model: ir.Model) -> UnsupportedModelError:
         fix="store the weights as external data",
     )
 
+
+MADE_UP = "unk__"
+"""What onnx's shape inference calls sizes that it knows nothing of."""
 
 Replace = Callable[[ir.Value, ir.TensorProtocol], ir.TensorProtocol]
 

@@ -16,7 +16,7 @@ from slimctl.graph.edit import (
     clone_model,
     dimensions,
 )
-from slimctl.graph.save import structure
+from slimctl.graph.save import MADE_UP, structure
 from slimctl.graph.sizes import Entry, reshaped, shape_entries
 
 Shape = tuple[Dimension, ...] | None
@@ -91,9 +91,6 @@ _ROUNDS = 32
 
 One round for each such Reshape behind another: a block of a transformer can have three.
 """
-
-
-_MADE_UP = "unk__"
 
 
 def _infer(model: ir.Model, fixed: frozenset[ir.Value]) -> None:
@@ -184,7 +181,7 @@ def _certain(shape: Sequence[Dimension] | None) -> Shape:
     """A shape without the symbols that onnx makes up."""
     if shape is None:
         return None
-    return tuple(None if str(dim).startswith(_MADE_UP) else dim for dim in shape)
+    return tuple(None if str(dim).startswith(MADE_UP) else dim for dim in shape)
 
 
 def _infer_once(model: ir.Model, fixed: frozenset[ir.Value]) -> None:
