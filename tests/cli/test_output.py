@@ -51,6 +51,7 @@ class Pair(NamedTuple):
                 "skipped": [{"node": "a", "reason": "why"}],
                 "notes": [],
                 "warnings": [],
+                "tables": [],
                 "facts": {},
             },
         ),
