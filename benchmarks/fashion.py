@@ -1,7 +1,7 @@
 """Two small networks trained on Fashion-MNIST, for pruning benchmarks (needs torch).
 
-``python -m benchmarks.fashion FOLDER [NAME ...]`` trains both (a quarter of an hour) and writes their
-weights (``.pt``) and the same networks as ONNX; data go beside them as ``.npz``.
+``python -m benchmarks.fashion FOLDER [NAME ...]`` trains both (a quarter of an hour) and writes
+their weights (``.pt``) and the same networks as ONNX; data go beside them as ``.npz``.
 """
 
 from __future__ import annotations

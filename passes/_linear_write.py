@@ -33,24 +33,14 @@ class Bias:
     """
 
     def __init__(self, layer: LinearLayer) -> None:
-        self.node = layer.layer.node
-        self.add: ir.Node | None = None
-        self.place = 2
-        if self.node.op_type == "MatMul":
-            self._find_add()
-        self.free = self.node.op_type != "MatMul" or self.add is not None
         self.layer = layer
-        self.output = (self.add or self.node).outputs[0]
-
-    def _find_add(self) -> None:
-        uses = list(self.node.outputs[0].uses())
-        if len(uses) != 1 or uses[0].node.op_type != "Add":
-            return
-        place = 1 - uses[0].idx
-        constant = const_array(uses[0].node.inputs[place])
-        weight = const_array(self.node.inputs[1])
-        if constant is not None and weight is not None and constant.shape == weight.shape[-1:]:
-            self.add, self.place = uses[0].node, place
+        self.node = layer.layer.node
+        self.place = 2
+        self.add = _addition(self.node) if self.node.op_type == "MatMul" else None
+        if self.add is not None:
+            self.place = 1 - next(iter(self.node.outputs[0].uses())).idx
+        self.free = self.node.op_type != "MatMul" or self.add is not None
+        self.output = (self.node if self.add is None else self.add).outputs[0]
 
     def current(self, shape: tuple[int, ...]) -> NDArray[np.float64]:
         """The bias now, [groups, outputs]."""
@@ -59,6 +49,18 @@ class Bias:
         else:
             bias = None if self.node.op_type == "MatMul" else self.layer.layer.bias()
         return np.zeros(shape) if bias is None else bias.astype(np.float64).reshape(shape)
+
+
+def _addition(node: ir.Node) -> ir.Node | None:
+    """The Add of one constant per output behind a MatMul."""
+    uses = list(node.outputs[0].uses())
+    if len(uses) != 1 or uses[0].node.op_type != "Add" or node.outputs[0].is_graph_output():
+        return None
+    constant = const_array(uses[0].node.inputs[1 - uses[0].idx])
+    weight = const_array(node.inputs[1])
+    if constant is None or weight is None or constant.shape != weight.shape[-1:]:
+        return None
+    return uses[0].node
 
 
 class Writer:

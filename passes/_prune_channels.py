@@ -11,7 +11,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from slimctl.core.contract import Context, Feeds, PassReport, ReportTable, Skipped
+from slimctl.core.contract import Context, PassReport, ReportTable, Skipped
 from slimctl.core.errors import OptionError, PassFailedError
 from slimctl.graph.channels import Channels, Group, analyze, group_units, remove_channels
 from slimctl.graph.edit import clone_model
@@ -30,7 +30,8 @@ from slimctl.passes._prune_goal import (
     most_share,
 )
 from slimctl.passes._prune_kept import all_kept, attention_units, considered_share, kept_after
-from slimctl.passes._prune_select import Candidate, candidate, parse_ratio, select
+from slimctl.passes._prune_report import cost_note, one_batch, refit_note, rounded, time_note
+from slimctl.passes._prune_select import Candidate, candidate, ratio_of, select
 from slimctl.passes._prune_sensitivity import scaled_by_sensitivity
 from slimctl.passes._reconstruct import Kept, Reconstruction, reconstruct
 
@@ -124,7 +125,7 @@ class ChannelPruning:
                 group,
                 ranks,
                 worth=1.0 if saved is None else max(float(saved[group.free].mean()), 1.0),
-                ratio=self._ratio_of(group),
+                ratio=ratio_of(options.ratio, group.layers),
                 round_to=1 if heads else options.round_to or 1,
                 min_channels=1 if heads else options.min_channels,
             )
@@ -166,14 +167,6 @@ class ChannelPruning:
             fix = "the model has no layers that compute channels for one another"
         raise PassFailedError(_NAME, "Nothing in this model can be pruned", fix=fix)
 
-    def _ratio_of(self, group: Group) -> float | None:
-        for entry in self.options.ratio:
-            pattern, share = parse_ratio(entry)
-            only = Selection((pattern,))
-            if any(only.reason_against(node) is None for node in group.layers):
-                return share
-        return None
-
     # how much
 
     def _chosen(
@@ -211,7 +204,7 @@ class ChannelPruning:
     ) -> tuple[Callable[[NDArray[np.int64]], float], float, int]:
         """What is left without some units, all of it, and how often it may be asked for."""
         if goal == "latency":
-            latency = Latency(self.original, self._one_batch())
+            latency = Latency(self.original, one_batch(self.original, self.context))
             return lambda gone: latency(self._without(gone)[0]), 1.0, MEASURED_TRIES
         costs = Costs(self.model, channels, goal)
         self.full = self.full or costs.total
@@ -222,10 +215,6 @@ class ChannelPruning:
                 fix="give --sparsity or --target-size",
             )
         return costs.without, self.full, TRIES
-
-    def _one_batch(self) -> Feeds:
-        names = [value.name or "" for value in self.original.graph.inputs]
-        return next(iter(self.context.activations(self.original, names)))
 
     def _metric_drop(self, gone: NDArray[np.int64]) -> float:
         """What the metric loses without some units, refitted as it will be."""
@@ -285,15 +274,13 @@ class ChannelPruning:
         notes = [
             f"{self.removed} of {self.total} {what}s removed, from "
             f"{sum(line.kept < line.total for line in lines)} of {len(lines)} groups of layers",
-            f"parameters {before.parameters:,} -> {after.parameters:,} "
-            f"({after.parameters / max(before.parameters, 1):.0%}), multiply-accumulates "
-            + (f"{after.macs / before.macs:.0%} of the original's" if before.macs else "unknown"),
-            *self._time(),
+            cost_note(before, after),
+            *time_note(self.original, self.model, self.context),
             f"{self.considered:.0%} of the weights of Conv, Gemm and MatMul lie in these groups",
         ]
         skipped = [Skipped(name, reason) for name, reason in self.blocked.items()]
         if self.refitted is not None:
-            notes.append(_refit_note(self.refitted))
+            notes.append(refit_note(self.refitted))
             skipped.extend(self.refitted.skipped)
         rows = [
             (_listed(line.layers), f"{line.kept} of {line.total}", line.why)
@@ -312,36 +299,15 @@ class ChannelPruning:
                     {"layers": line.layers, "kept": line.kept, "total": line.total, "why": line.why}
                     for line in lines
                 ],
-                "explained": {} if self.refitted is None else _rounded(self.refitted.explained),
+                "explained": {} if self.refitted is None else rounded(self.refitted.explained),
             },
         )
-
-    def _time(self) -> list[str]:
-        if not self.context.has_data:
-            return []
-        before, after = Latency(self.original, self._one_batch()).both(self.model)
-        return [
-            f"P50 {before:.2f} -> {after:.2f} ms ({after / before:.2f}x) on one calibration batch, "
-            "one thread"
-        ]
-
-
-def _rounded(shares: Mapping[str, float]) -> dict[str, float]:
-    return {name: round(share, 4) for name, share in shares.items()}
 
 
 def _listed(layers: Sequence[str]) -> str:
     """The first names of a group."""
     rest = f" and {len(layers) - _NAMES} more" if len(layers) > _NAMES else ""
     return ", ".join(layers[:_NAMES]) + rest
-
-
-def _refit_note(done: Reconstruction) -> str:
-    typical = float(np.median(list(done.explained.values()))) if done.explained else 0.0
-    return (
-        f"{len(done.explained)} layers refitted on data: of what each computed wrongly "
-        f"{typical:.0%} is gone (median, on positions that were not fitted)"
-    )
 
 
 def _why(entry: Candidate, gone: int) -> str:

@@ -36,10 +36,11 @@ layers alike, so that their ratio hardly depends on it."""
 
 def cost_of(model: ir.Model) -> ModelCost:
     """Cost at one sample; open dimensions count as :data:`_OPEN_SIZE`."""
-    return model_cost(model, _sizes(model))
+    return model_cost(model, open_sizes(model))
 
 
-def _sizes(model: ir.Model) -> dict[str, int]:
+def open_sizes(model: ir.Model) -> dict[str, int]:
+    """Sizes for the open dimensions of the inputs."""
     sizes: dict[str, int] = {}
     for value in model.graph.inputs:
         for axis, size in enumerate(dimensions(value.shape) or ()):
@@ -76,7 +77,9 @@ class Costs:
             if member.place == 1:
                 layers[member.node.name or ""] = member.value
         if goal != "size":
-            costs = {cost.name: float(cost.macs or 0) for cost in node_costs(model, _sizes(model))}
+            costs = {
+                cost.name: float(cost.macs or 0) for cost in node_costs(model, open_sizes(model))
+            }
             self._parts = [
                 _Part(costs[name], tuple(axes[value].values()))
                 for name, value in layers.items()

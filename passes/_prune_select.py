@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+import onnx_ir as ir
 from numpy.typing import NDArray
 
 from slimctl.core.errors import OptionError
 from slimctl.graph.channels import Group
-from slimctl.graph.select import check_patterns
+from slimctl.graph.select import Selection, check_patterns
 
 Scope = Literal["global", "local"]
 Ids = NDArray[np.int64]
@@ -142,3 +143,13 @@ def parse_ratio(entry: str) -> tuple[str, float]:
         raise OptionError("--ratio", f"'{entry}' is no PATTERN=SHARE", fix="write 'layer4*=0.5'")
     check_patterns([pattern])
     return pattern, share
+
+
+def ratio_of(entries: Sequence[str], nodes: Sequence[ir.Node]) -> float | None:
+    """The share of the first ``PATTERN=SHARE`` that fits one of these nodes, or None."""
+    for entry in entries:
+        pattern, share = parse_ratio(entry)
+        only = Selection((pattern,))
+        if any(only.reason_against(node) is None for node in nodes):
+            return share
+    return None

@@ -15,17 +15,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
 from slimctl.core.contract import Context, Feeds, Skipped
-from slimctl.graph.edit import NameScope, add_initializer, const_array, remove_dead
+from slimctl.graph.edit import NameScope, const_array, const_tensor, remove_dead
 from slimctl.passes._frontier import BUDGET, Frontier, alive
 from slimctl.passes._layers import is_linear
 from slimctl.passes._linear_samples import LinearLayer, linear_layer
+from slimctl.passes._linear_write import Bias, Solution, Writer
 
 _ROWS = 4096
 """Positions per layer, at least: enough for 1,000 inputs, and 10 MB for as many channels."""
@@ -100,7 +101,7 @@ def reconstruct(
         return result
     frontier = _start(model, jobs[0], context)
     samples = _original_rows(original, jobs, len(frontier.batches), context)
-    writer = _Writer(NameScope(model))
+    writer = Writer(NameScope(model))
     progress = context.progress.track(iter(jobs), total=len(jobs), label="refitting layers")
     for job in progress:
         frontier.move(job.position)
@@ -131,10 +132,12 @@ def _jobs(
     changed: set[ir.Value] = set()
     jobs: list[_Job] = []
     computed = {value.name for value in model.graph.inputs}
+    before = {node.name: _computed_inputs(node) for node in original.graph}
     for position, node in enumerate(model.graph):
         computed.update(value.name for value in node.outputs)
         name = node.name or ""
-        touched = any(value in changed for value in node.inputs if value is not None)
+        rewired = _computed_inputs(node) != before.get(node.name, _computed_inputs(node))
+        touched = rewired or any(value in changed for value in node.inputs if value is not None)
         array = const_array(node.inputs[1]) if name in kept else None
         if touched or (array is not None and array.shape != shapes.get(name)):
             changed.update(node.outputs)
@@ -146,6 +149,15 @@ def _jobs(
         else:
             jobs.append(job)
     return jobs
+
+
+def _computed_inputs(node: ir.Node) -> list[str | None]:
+    """Names of what a node reads, but for constants."""
+    return [value.name for value in node.inputs if value is not None and not _is_constant(value)]
+
+
+def _is_constant(value: ir.Value) -> bool:
+    return const_tensor(value) is not None
 
 
 def _widths(original: ir.Model) -> dict[str, tuple[int, ...]]:
@@ -170,15 +182,18 @@ def _job(
         return "too many inputs for normal equations"
     if kept.output not in known:
         return "the original has no such output"
-    uses = list(node.outputs[0].uses())
-    if len(uses) == 1 and uses[0].node.op_type == "Add" and not node.outputs[0].is_graph_output():
+    output = Bias(layer).output
+    uses = list(output.uses())
+    if len(uses) == 1 and uses[0].node.op_type == "Add" and not output.is_graph_output():
         partner = uses[0].node.inputs[1 - uses[0].idx]
         total = uses[0].node.outputs[0].name or ""
         there = partner is not None and partner.name in computed
-        same = there and partner is not None and partner.shape == node.outputs[0].shape
+        same = there and partner is not None and partner.shape == output.shape
         if same and const_array(partner) is None and total in known:
             return _Job(layer, position, kept, partner, total)
-    return _Job(layer, position, kept, None, kept.output)
+    # The Add of a bias that the removal itself put there has no counterpart in the original.
+    own = output.name if output.name in known else kept.output
+    return _Job(layer, position, kept, None, own or "")
 
 
 # rows
@@ -220,11 +235,11 @@ def _refit(
     job: _Job,
     x: NDArray[np.float32],
     y: NDArray[np.float32],
-    writer: _Writer,
+    writer: Writer,
     result: Reconstruction,
 ) -> None:
     """Solves for one layer; x [rows, groups, inputs], y [rows, groups, outputs]."""
-    bias = _Bias(job.layer)
+    bias = Bias(job.layer)
     finite = np.isfinite(x).all(axis=(1, 2)) & np.isfinite(y).all(axis=(1, 2))
     if np.count_nonzero(finite) < _FEWEST_ROWS:
         result.skipped.append(Skipped(job.layer.name, "not refitted: too few finite values"))
@@ -260,18 +275,13 @@ def _paired(
 # solving
 
 
-class _Solution(NamedTuple):
-    matrix: NDArray[np.float64]
-    bias: NDArray[np.float64]
-
-
 def _solve(
     rows: tuple[NDArray[np.float32], NDArray[np.float32]],
     weight: NDArray[np.float64],
     bias: NDArray[np.float64],
     *,
     free: bool,
-) -> tuple[_Solution, float]:
+) -> tuple[Solution, float]:
     """The best ridge by what one half of the rows says about the other; then both halves.
 
     Returns:
@@ -280,14 +290,14 @@ def _solve(
     x, y = rows
     half = np.arange(len(x)) % 2 == 0
     seen, unseen = _Equations(x[half], y[half]), (x[~half], y[~half])
-    base = _error(unseen, _Solution(weight, bias))
+    base = _error(unseen, Solution(weight, bias))
     errors = {ridge: _error(unseen, seen.solve(weight, bias, ridge, free)) for ridge in _RIDGES}
     ridge = min(errors, key=lambda key: errors[key])
     gain = 1.0 - errors[ridge] / base if base > 0 else 0.0
     return _Equations(x, y).solve(weight, bias, ridge, free), gain
 
 
-def _error(rows: tuple[NDArray[np.float32], NDArray[np.float32]], fit: _Solution) -> float:
+def _error(rows: tuple[NDArray[np.float32], NDArray[np.float32]], fit: Solution) -> float:
     x, y = rows
     found = np.einsum("pgi,goi->pgo", x, fit.matrix.astype(np.float32), optimize=True)
     return float(np.sum((y - found - fit.bias.astype(np.float32)) ** 2, dtype=np.float64))
@@ -319,7 +329,7 @@ class _Equations:
 
     def solve(
         self, weight: NDArray[np.float64], bias: NDArray[np.float64], ridge: float, free: bool
-    ) -> _Solution:
+    ) -> Solution:
         """Weights and bias; the bias stays where the layer has none."""
         xx, xy = self._moments(free)
         if not free:
@@ -330,72 +340,5 @@ class _Equations:
         rest = xy - xx @ np.swapaxes(weight, 1, 2)
         matrix = weight + np.swapaxes(np.linalg.solve(system, rest), 1, 2)
         if not free:
-            return _Solution(matrix, bias)
-        return _Solution(matrix, self.mean_y - np.einsum("goi,gi->go", matrix, self.mean_x))
-
-
-# writing
-
-
-class _Bias:
-    """Where a layer keeps its bias: an input, or the constant that is added behind a MatMul."""
-
-    def __init__(self, layer: LinearLayer) -> None:
-        self.node = layer.layer.node
-        self.add: ir.Node | None = None
-        self.place = 2
-        if self.node.op_type == "MatMul":
-            self._find_add()
-        self.free = self.node.op_type != "MatMul" or self.add is not None
-        self.layer = layer
-
-    def _find_add(self) -> None:
-        uses = list(self.node.outputs[0].uses())
-        if len(uses) != 1 or uses[0].node.op_type != "Add":
-            return
-        place = 1 - uses[0].idx
-        constant = const_array(uses[0].node.inputs[place])
-        weight = const_array(self.node.inputs[1])
-        if constant is not None and weight is not None and constant.shape == weight.shape[-1:]:
-            self.add, self.place = uses[0].node, place
-
-    def current(self, shape: tuple[int, ...]) -> NDArray[np.float64]:
-        """The bias that the layer itself adds, [groups, outputs]; that of an Add is not its own."""
-        if self.node.op_type == "MatMul":
-            return np.zeros(shape)
-        bias = self.layer.layer.bias()
-        return np.zeros(shape) if bias is None else bias.astype(np.float64).reshape(shape)
-
-
-class _Writer:
-    """Stores solutions under new names."""
-
-    def __init__(self, names: NameScope) -> None:
-        self._names = names
-
-    def write(self, layer: LinearLayer, fit: _Solution, bias: _Bias) -> None:
-        """Gives a layer new weights, and a new bias where it has one."""
-        node = layer.layer.node
-        weight = layer.weight_of(fit.matrix / _factor(node, "alpha"))
-        self._replace(node, 1, weight, f"{layer.name}_refitted")
-        if not bias.free:
-            return
-        target, addend = node, fit.bias.reshape(-1) / _factor(node, "beta")
-        if bias.add is not None:
-            constant = const_array(bias.add.inputs[bias.place])
-            assert constant is not None, "found before"
-            target, addend = bias.add, addend + constant
-        stored = addend.astype(weight.dtype)
-        self._replace(target, bias.place, stored, f"{layer.name}_refitted_bias")
-
-    def _replace(self, node: ir.Node, place: int, array: NDArray[Any], label: str) -> None:
-        assert isinstance(node.graph, ir.Graph), "a node of a model"
-        if len(node.inputs) <= place:
-            node.resize_inputs(place + 1)
-        value = add_initializer(node.graph, self._names.fresh(label), array)
-        node.replace_input_with(place, value)
-
-
-def _factor(node: ir.Node, name: str) -> float:
-    attribute = node.attributes.get(name)
-    return 1.0 if attribute is None else attribute.as_float()
+            return Solution(matrix, bias)
+        return Solution(matrix, self.mean_y - np.einsum("goi,gi->go", matrix, self.mean_x))

@@ -1,4 +1,4 @@
-"""Structured pruning: takes whole channels, heads or blocks out of the graph."""
+"""Pruning: takes channels, heads or blocks out of the graph, or sets weights to zero."""
 
 from __future__ import annotations
 
@@ -14,11 +14,14 @@ from slimctl.graph.edit import all_nodes
 from slimctl.graph.select import check_patterns
 from slimctl.graph.shapes import infer_shapes
 from slimctl.passes._importance import Importance
+from slimctl.passes._prune_blocks import BlockPruning
 from slimctl.passes._prune_channels import ChannelPruning
+from slimctl.passes._prune_options import SPARSE, check_options
 from slimctl.passes._prune_select import Scope, parse_ratio
+from slimctl.passes._sparsity import sparsify, wanted_of
 from slimctl.passes.fuse import Fuse, Rewrite
 
-Structure = Literal["channel", "head"]
+Structure = Literal["channel", "head", "layer", "2:4", "unstructured"]
 
 _QUANTIZED = ("QuantizeLinear", "DequantizeLinear", "QLinearConv", "QLinearMatMul")
 
@@ -37,7 +40,9 @@ class Prune(Pass):
     uses_metric: ClassVar[bool] = True
 
     structure: Structure = Field(
-        "channel", description="What is removed: channels, or whole attention heads."
+        "channel",
+        description="What is removed: channels, attention heads, residual blocks (layer), two of "
+        "every four weights, or single weights (unstructured).",
     )
     sparsity: float | None = Field(
         None,
@@ -134,7 +139,8 @@ class Prune(Pass):
         given = [name for name in _GOALS if getattr(self, name) is not None]
         if len(given) > 1:
             raise ValueError(f"{given[0]} and {given[1]} both say how much to remove; give one")
-        if not given and not self.ratio:
+        check_options(self)
+        if not given and not self.ratio and self.structure != "2:4":
             raise ValueError(f"say how much to remove: {', '.join(_GOALS)} or ratio")
         return self
 
@@ -174,7 +180,10 @@ class Prune(Pass):
         self._check_data(model, context)
         Fuse(rewrites=(Rewrite.CONSTANTS,)).apply(model, context)
         infer_shapes(model)
-        work = ChannelPruning(self.resolve(context.target), model, context)
+        if self.structure in SPARSE:
+            return sparsify(model, wanted_of(self, context), context)
+        kind = BlockPruning if self.structure == "layer" else ChannelPruning
+        work = kind(self.resolve(context.target), model, context)
         for step in range(1, self.steps + 1):
             work.step(step / self.steps)
         return work.report()

@@ -1,0 +1,53 @@
+"""Sentences that the structures of pruning share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import onnx_ir as ir
+
+from slimctl.core.contract import Context, Feeds
+from slimctl.graph.cost import ModelCost
+from slimctl.passes._prune_goal import Latency
+from slimctl.passes._reconstruct import Reconstruction
+
+
+def cost_note(before: ModelCost, after: ModelCost) -> str:
+    """Parameters and multiply-accumulates before and after."""
+    macs = f"{after.macs / before.macs:.0%} of the original's" if before.macs else "unknown"
+    return (
+        f"parameters {before.parameters:,} -> {after.parameters:,} "
+        f"({after.parameters / max(before.parameters, 1):.0%}), multiply-accumulates {macs}"
+    )
+
+
+def one_batch(model: ir.Model, context: Context) -> Feeds:
+    """The first calibration batch."""
+    names = [value.name or "" for value in model.graph.inputs]
+    return next(iter(context.activations(model, names)))
+
+
+def time_note(original: ir.Model, model: ir.Model, context: Context) -> list[str]:
+    """Time of one run before and after, if there are data."""
+    if not context.has_data:
+        return []
+    before, after = Latency(original, one_batch(original, context)).both(model)
+    return [
+        f"P50 {before:.2f} -> {after:.2f} ms ({after / before:.2f}x) on one calibration batch, "
+        "one thread"
+    ]
+
+
+def refit_note(done: Reconstruction) -> str:
+    """How much refitting has helped."""
+    typical = float(np.median(list(done.explained.values()))) if done.explained else 0.0
+    return (
+        f"{len(done.explained)} layers refitted on data: of what each computed wrongly "
+        f"{typical:.0%} is gone (median, on positions that were not fitted)"
+    )
+
+
+def rounded(shares: Mapping[str, float]) -> dict[str, float]:
+    """To four digits, for the manifest."""
+    return {name: round(share, 4) for name, share in shares.items()}
