@@ -145,7 +145,7 @@ def train(model: nn.Module) -> None:
                 model(_augmented(images[chosen])), labels[chosen], label_smoothing=0.05
             )
             optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+            loss.backward()
             optimizer.step()
             schedule.step()
     model.eval()

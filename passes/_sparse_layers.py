@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
@@ -20,8 +21,8 @@ from slimctl.passes._obs import Matrix
 
 Sparse = Literal["2:4", "unstructured"]
 
-_PASSES = 32
-"""Passes over the data at most: as many layers one behind the other as most models have. With more,
+_PASSES = 24
+"""Passes over the data at most. Where more layers than this lie one behind the other, some
 neighbors are treated together."""
 
 _STAGE_BYTES = 512 * 2**20
@@ -166,10 +167,9 @@ def stages(model: ir.Model, layers: Sequence[SparseLayer]) -> list[list[SparseLa
             levels.setdefault(own, []).append(by_node[node])
         depth.update(dict.fromkeys(node.outputs, own + (node in by_node)))
     ordered = [levels[level] for level in sorted(levels)]
-    width = max(-(-len(ordered) // _PASSES), 1)
+    ends = np.linspace(0, len(ordered), min(len(ordered), _PASSES) + 1).astype(int).tolist()
     merged = [
-        [entry for level in ordered[start : start + width] for entry in level]
-        for start in range(0, len(ordered), width)
+        [entry for level in ordered[start:end] for entry in level] for start, end in pairwise(ends)
     ]
     return [part for stage in merged for part in _affordable(stage)]
 

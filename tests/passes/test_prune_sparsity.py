@@ -512,6 +512,17 @@ def test_layers_that_read_the_same_are_treated_together() -> None:
     assert [entry.node for entry in skipped] == ["MatMul_3", "MatMul_6"]
 
 
+def test_long_chains_take_a_bounded_number_of_passes() -> None:
+    body = " ".join(f"a{index + 1} = MatMul(a{index}, w{index})" for index in range(59))
+    shapes = {f"w{index}": (4, 4) for index in range(60)}
+    model = _model(f"a0 = Relu(x) {body} y = MatMul(a59, w59)", (2, 4), shapes)
+    layers, _ = find_layers(model, "2:4", Selection(), lambda node: None)
+    found = stages(model, layers)
+    assert [entry.name for stage in found for entry in stage] == [e.name for e in layers]
+    assert len(found) == 24 and {len(stage) for stage in found} == {2, 3}
+    assert stages(model, []) == []
+
+
 def test_two_runs_give_the_same_bits(several: ir.Model, applied: Applied) -> None:
     feeds = _feeds((2, 3, 8, 8))
     options = {"structure": "unstructured", "sparsity": 0.5}
