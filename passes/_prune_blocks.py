@@ -127,7 +127,7 @@ class BlockPruning:
             layers = tuple(node.name or "" for node in block.layers)
             self.lines.setdefault(block.name, _Line(layers)).importance = score
         worth = self._saved(blocks) if self._goal is not None else np.ones(len(blocks))
-        return _Ranking(blocks, scores, ratios)
+        return _Ranking(blocks, scores / worth, ratios)
 
     def _saved(self, blocks: Sequence[Block]) -> NDArray[np.float64]:
         """What each block costs, in the unit of the goal."""

@@ -23,11 +23,6 @@ def check_options(options: Prune) -> None:
     """
     if options.structure in SPARSE:
         _check_sparse(options)
-    asked = options.scope if "scope" in options.model_fields_set else None
-    if options.structure == "layer" and asked == "local":
-        raise OptionError(
-            "--scope", "Blocks are ranked over the whole model", fix="leave --scope local out"
-        )
 
 
 def _check_sparse(options: Prune) -> None:
