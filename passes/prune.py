@@ -89,7 +89,8 @@ class Prune(Pass):
     )
     scope: Scope = Field(
         "local",
-        description="Take the same share everywhere, or compare importance over the whole model.",
+        description="Take the same share everywhere, or compare importance over the whole model "
+        "(blocks always are).",
     )
     ratio: tuple[str, ...] = Field(
         (),
