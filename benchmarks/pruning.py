@@ -40,7 +40,7 @@ FASHION = ("fashion-resnet", "fashion-mobilenet")
 ROUNDS = 30
 BLOCK = 16
 """Channels per block of onnxruntime's convolutions on processors with AVX-512; with multiples of 8
-the same networks take 0.59 to 0.63 of the time, and 0.35 to 0.40 in int8."""
+the same networks took 0.59 to 0.63 of the time, and 0.35 to 0.40 in int8."""
 NODES = (1_000, 5_000, 25_000)
 _WITHIN = 0.02
 
