@@ -13,10 +13,12 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from slimctl.core.contract import LinearInput
-from slimctl.graph.edit import const_array
+from slimctl.core.errors import UnsupportedModelError
+from slimctl.graph.edit import all_nodes, const_array
 from slimctl.numerics.affine import SMALLEST_SCALE
 
 LINEAR_OPERATORS: Final = ("Conv", "ConvTranspose", "Gemm", "MatMul")
+_QUANTIZED: Final = ("QuantizeLinear", "DequantizeLinear", "QLinearConv", "QLinearMatMul")
 _DATA, _WEIGHT, _BIAS = 0, 1, 2
 _SMALLEST_WEIGHT: Final = 127 * SMALLEST_SCALE
 
@@ -118,6 +120,21 @@ def output_axis(node: ir.Node, ndim: int) -> int:
     if node.op_type == "Gemm":
         return 0 if _int_attribute(node, "transB", 0) else 1
     return ndim - 1
+
+
+def refuse_quantized(model: ir.Model, fix: str) -> None:
+    """Lets only float models pass.
+
+    Raises:
+        UnsupportedModelError: Names the first quantized node.
+    """
+    for node in all_nodes(model):
+        if node.op_type in _QUANTIZED:
+            raise UnsupportedModelError(
+                f"The model is quantized already: it holds {node.op_type}",
+                where=f"node '{node.name}'",
+                fix=fix,
+            )
 
 
 def is_linear(node: ir.Node) -> bool:

@@ -22,6 +22,7 @@ from slimctl.passes._importance import Importance
 from slimctl.passes._layers import is_linear, output_axis
 from slimctl.passes._prune_goal import Goal, Latency, cost_of, open_sizes
 from slimctl.passes._prune_kept import all_kept
+from slimctl.passes._prune_options import goal_of
 from slimctl.passes._prune_report import cost_note, one_batch, refit_note, rounded, time_note
 from slimctl.passes._prune_select import ratio_of
 from slimctl.passes._reconstruct import Kept, Reconstruction, reconstruct
@@ -144,14 +145,7 @@ class BlockPruning:
     @property
     def _goal(self) -> tuple[Goal, float] | None:
         """What to count and how much of it may be left, or lost; None when blocks count."""
-        options = self.options
-        goals: dict[Goal, float | None] = {
-            "macs": options.target_macs,
-            "size": options.target_size,
-            "latency": options.target_latency,
-            "metric": options.max_metric_drop,
-        }
-        return next(((goal, value) for goal, value in goals.items() if value is not None), None)
+        return goal_of(self.options)
 
     def _chosen(self, ranking: _Ranking, progress: float) -> set[int]:
         chosen: set[int] = set()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import onnx_ir as ir
@@ -30,6 +30,7 @@ from slimctl.passes._prune_goal import (
     most_share,
 )
 from slimctl.passes._prune_kept import all_kept, attention_units, considered_share, kept_after
+from slimctl.passes._prune_options import goal_of
 from slimctl.passes._prune_report import cost_note, one_batch, refit_note, rounded, time_note
 from slimctl.passes._prune_select import Candidate, candidate, ratio_of, select
 from slimctl.passes._prune_sensitivity import scaled_by_sensitivity
@@ -60,6 +61,20 @@ class _Line:
     why: str = ""
 
 
+_Key: TypeAlias = tuple[tuple[str, ...], int]
+"""A group from step to step: its layers, and its number among the groups of the same layers."""
+
+
+def _keys(groups: Sequence[Group]) -> list[_Key]:
+    alike: Counter[tuple[str, ...]] = Counter()
+    found: list[_Key] = []
+    for group in groups:
+        names = tuple(node.name or "" for node in group.layers)
+        found.append((names, alike[names]))
+        alike[names] += 1
+    return found
+
+
 @dataclass
 class ChannelPruning:
     """A model on its way."""
@@ -69,7 +84,7 @@ class ChannelPruning:
     context: Context
     original: ir.Model = field(init=False)
     kept: dict[str, Kept] = field(init=False)
-    lines: dict[tuple[tuple[str, ...], int], _Line] = field(default_factory=dict)
+    lines: dict[_Key, _Line] = field(default_factory=dict)
     blocked: dict[str, str] = field(default_factory=dict)
     considered: float = 0.0
     removed: int = 0
@@ -77,7 +92,6 @@ class ChannelPruning:
     full: float = 0.0
     metric: float | None = None
     refitted: Reconstruction | None = None
-    notes: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.original = clone_model(self.model)
@@ -87,14 +101,12 @@ class ChannelPruning:
 
     def step(self, progress: float) -> None:
         """Removes what brings the model this far, 0 to 1, on the way to its goal."""
-        channels, candidates = self._candidates()
+        channels, candidates = self._candidates(progress)
         chosen = self._chosen(channels, candidates, progress)
         gone = joined(chosen)
-        alike: Counter[tuple[str, ...]] = Counter()
-        for index, entry in enumerate(candidates):
-            names = tuple(node.name or "" for node in entry.group.layers)
-            self._note_line((names, alike[names]), entry, len(chosen.get(index, ())))
-            alike[names] += 1
+        keys = _keys([entry.group for entry in candidates])
+        for index, (key, entry) in enumerate(zip(keys, candidates, strict=True)):
+            self._note_line(key, entry, len(chosen.get(index, ())))
         if not gone.size:
             return
         self.kept = kept_after(channels, gone, self.kept)
@@ -102,7 +114,7 @@ class ChannelPruning:
         remove_channels(self.model, channels, gone, made_by=_NAME)
         self.refitted = self._refit(self.model, self.kept) or self.refitted
 
-    def _candidates(self) -> tuple[Channels, list[Candidate]]:
+    def _candidates(self, progress: float) -> tuple[Channels, list[Candidate]]:
         options, first = self.options, not self.lines
         channels = analyze(self.model, whole_blocks=options.structure == "head")
         groups = group_units(channels)
@@ -125,15 +137,27 @@ class ChannelPruning:
                 group,
                 ranks,
                 worth=1.0 if saved is None else max(float(saved[group.free].mean()), 1.0),
-                ratio=ratio_of(options.ratio, group.layers),
+                ratio=self._ratio_now(key, group, progress),
                 round_to=1 if heads else options.round_to or 1,
                 min_channels=1 if heads else options.min_channels,
             )
-            for group in usable
+            for key, group in zip(_keys(usable), usable, strict=True)
         ]
         if kind == "activation" and options.scope == "global":
             candidates = scaled_by_sensitivity(self.model, channels, candidates, self.context)
         return channels, candidates
+
+    def _at_first(self, key: _Key, group: Group) -> int:
+        """How many units a group had before the first step."""
+        return self.lines[key].total if key in self.lines else len(group.units)
+
+    def _ratio_now(self, key: _Key, group: Group, progress: float) -> float | None:
+        """The share of what is left of a group that brings it this far to its own ratio."""
+        ratio = ratio_of(self.options.ratio, group.layers)
+        if ratio is None:
+            return None
+        stay = self._at_first(key, group) * (1.0 - ratio * progress)
+        return max(1.0 - stay / len(group.units), 0.0)
 
     def _usable(self, group: Group, selection: Selection, *, first: bool) -> bool:
         if not group.layers:
@@ -174,8 +198,11 @@ class ChannelPruning:
     ) -> dict[int, NDArray[np.int64]]:
         options = self.options
         if self.goal is None:
-            now = sum(len(entry.group.units) for entry in candidates)
-            todo = progress * (options.sparsity or 0.0) * self.total - self.removed
+            keys = _keys([entry.group for entry in candidates])
+            rest = [(k, e.group) for k, e in zip(keys, candidates, strict=True) if e.ratio is None]
+            now = sum(len(group.units) for _, group in rest)
+            at_first = sum(self._at_first(key, group) for key, group in rest)
+            todo = progress * (options.sparsity or 0.0) * at_first - (at_first - now)
             return select(candidates, max(todo / max(now, 1), 0.0), options.scope)
         goal, wanted = self.goal
 
@@ -248,18 +275,11 @@ class ChannelPruning:
     @property
     def goal(self) -> tuple[Goal, float] | None:
         """What to count and how much of it may be left, or lost; None when channels count."""
-        options = self.options
-        goals: dict[Goal, float | None] = {
-            "macs": options.target_macs,
-            "size": options.target_size,
-            "latency": options.target_latency,
-            "metric": options.max_metric_drop,
-        }
-        return next(((goal, value) for goal, value in goals.items() if value is not None), None)
+        return goal_of(self.options)
 
     # what happened
 
-    def _note_line(self, key: tuple[tuple[str, ...], int], entry: Candidate, gone: int) -> None:
+    def _note_line(self, key: _Key, entry: Candidate, gone: int) -> None:
         size = len(entry.group.units)
         line = self.lines.setdefault(key, _Line(key[0], size, size))
         line.kept = size - gone

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from slimctl.core.errors import OptionError
+from slimctl.passes._prune_goal import Goal
 
 if TYPE_CHECKING:
     from slimctl.passes.prune import Prune
@@ -13,6 +14,17 @@ SPARSE = ("2:4", "unstructured")
 """Structures that set weights to zero and leave the graph as it is."""
 
 _COSTS = ("target_macs", "target_size", "target_latency", "max_metric_drop")
+
+
+def goal_of(options: Prune) -> tuple[Goal, float] | None:
+    """What to count and how much of it may be left, or lost; None when structures count."""
+    goals: dict[Goal, float | None] = {
+        "macs": options.target_macs,
+        "size": options.target_size,
+        "latency": options.target_latency,
+        "metric": options.max_metric_drop,
+    }
+    return next(((goal, value) for goal, value in goals.items() if value is not None), None)
 
 
 def check_options(options: Prune) -> None:

@@ -8,12 +8,12 @@ import onnx_ir as ir
 from pydantic import Field, JsonValue, field_validator, model_validator
 
 from slimctl.core.contract import Context, Effect, Pass, PassReport
-from slimctl.core.errors import OptionError, UnsupportedModelError
+from slimctl.core.errors import OptionError
 from slimctl.core.target import Target
-from slimctl.graph.edit import all_nodes
 from slimctl.graph.select import check_patterns
 from slimctl.graph.shapes import infer_shapes
 from slimctl.passes._importance import Importance
+from slimctl.passes._layers import refuse_quantized
 from slimctl.passes._prune_blocks import BlockPruning
 from slimctl.passes._prune_channels import ChannelPruning
 from slimctl.passes._prune_options import SPARSE, check_options
@@ -22,8 +22,6 @@ from slimctl.passes._sparsity import sparsify, wanted_of
 from slimctl.passes.fuse import Fuse, Rewrite
 
 Structure = Literal["channel", "head", "layer", "2:4", "unstructured"]
-
-_QUANTIZED = ("QuantizeLinear", "DequantizeLinear", "QLinearConv", "QLinearMatMul")
 
 
 _GOALS = ("sparsity", "target_macs", "target_size", "target_latency", "max_metric_drop")
@@ -157,13 +155,7 @@ class Prune(Pass):
         Raises:
             UnsupportedModelError: Names the first quantized node.
         """
-        for node in all_nodes(model):
-            if node.op_type in _QUANTIZED:
-                raise UnsupportedModelError(
-                    f"The model is quantized already: it holds {node.op_type}",
-                    where=f"node '{node.name}'",
-                    fix="prune the float model and quantize afterwards: prune, then quantize",
-                )
+        refuse_quantized(model, "prune the float model and quantize the result")
 
     def apply(self, model: ir.Model, context: Context) -> PassReport:
         """Ranks, removes, refits, as many times as there are steps.

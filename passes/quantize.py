@@ -18,21 +18,19 @@ from slimctl.core.contract import (
     Pass,
     PassReport,
 )
-from slimctl.core.errors import PassFailedError, UnsupportedModelError
+from slimctl.core.errors import PassFailedError
 from slimctl.core.target import ActivationType, Target
-from slimctl.graph.edit import all_nodes, clone_model
+from slimctl.graph.edit import clone_model
 from slimctl.graph.save import content_hash
 from slimctl.graph.select import Selection, check_patterns
 from slimctl.graph.shapes import infer_shapes
 from slimctl.numerics.affine import INT8, UINT8, QuantizedType
 from slimctl.passes._attempt import Built, Outcome, Work, known_range, place_all
-from slimctl.passes._layers import linear_input
+from slimctl.passes._layers import linear_input, refuse_quantized
 from slimctl.passes._widen import widen
 from slimctl.passes.bias_correction import BiasCorrection
 from slimctl.passes.equalize import Equalize
 from slimctl.passes.fuse import Fuse
-
-_ALREADY_QUANTIZED = ("QuantizeLinear", "DequantizeLinear", "QLinearConv", "QLinearMatMul")
 
 _EXPONENTS = (2.0, 1.5, 4.0, math.inf)
 """Powers of the error that ``auto`` tries: squares; one for networks in which rare large values
@@ -142,13 +140,7 @@ class Quantize(Pass):
         Raises:
             UnsupportedModelError: Names the first quantized node.
         """
-        for node in all_nodes(model):
-            if node.op_type in _ALREADY_QUANTIZED:
-                raise UnsupportedModelError(
-                    f"The model is quantized already: it holds {node.op_type}",
-                    where=f"node '{node.name}'",
-                    fix="quantize the float model it was made from",
-                )
+        refuse_quantized(model, "quantize the float model it was made from")
 
     def anticipates(self, model: ir.Model, target: Target) -> tuple[LinearInput, ...]:
         """Inputs whose means bias-correction will ask for."""

@@ -206,6 +206,14 @@ def test_steps_arrive_where_one_step_does(chain: ir.Model, prune: Callable[..., 
     assert kept[0] == kept[1]
 
 
+def test_a_ratio_is_reached_once_however_many_steps(
+    chain: ir.Model, prune: Callable[..., Any]
+) -> None:
+    options = {"sparsity": 0.25, "ratio": ("Conv_2=0.5",), "scope": "local", "round_to": 1}
+    pruned, _ = prune(chain, steps=4, **options)
+    assert _shape(pruned, "Conv", 1)[:2] == (24, 24)
+
+
 def test_excluded_layers_stay_with_all_that_is_tied_to_them(
     chain: ir.Model, prune: Callable[..., Any]
 ) -> None:
@@ -412,7 +420,9 @@ def test_a_quantized_model_is_refused(
     Quantize(calibration="minmax", min_sqnr=0).resolve(plain_context([], chain).target).apply(
         quantized, plain_context(_feeds(1), chain)
     )
-    with pytest.raises(UnsupportedModelError, match="prune the float model and quantize"):
+    with pytest.raises(
+        UnsupportedModelError, match="prune the float model and quantize the result"
+    ):
         prune(quantized, sparsity=0.5)
 
 
