@@ -6,12 +6,19 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import onnx_ir as ir
 
-from slimctl.core.contract import Context, PassReport, Range, RangeRequest, SampleSet
+from slimctl.core.contract import (
+    CalibrationMethod,
+    Context,
+    PassReport,
+    Range,
+    RangeRequest,
+    SampleSet,
+)
 from slimctl.core.errors import PassFailedError
 from slimctl.core.target import Target
 from slimctl.graph.bodies import observable_graphs
@@ -33,6 +40,23 @@ looked at were also calibrated with, and others are worse."""
 
 _WORTH_DB = 1.0
 """Layers are left in float only for a gain of at least this much."""
+
+
+class Rule(NamedTuple):
+    """How ranges are chosen.
+
+    Attributes:
+        method: As in a request for ranges.
+        exponent: For ``auto``, the power of the error.
+    """
+
+    method: CalibrationMethod
+    exponent: float = 2.0
+
+    def __str__(self) -> str:
+        if self.method != "auto":
+            return self.method
+        return "nothing clipped" if math.isinf(self.exponent) else f"error^{self.exponent:g}"
 
 
 @dataclass
@@ -79,13 +103,11 @@ class Built:
 class Work:
     """Quantizes clones of one float model, with more or fewer layers left in float."""
 
-    def __init__(
-        self, options: Quantize, model: ir.Model, context: Context, exponent: float
-    ) -> None:
+    def __init__(self, options: Quantize, model: ir.Model, context: Context, rule: Rule) -> None:
         self.options = options
         self.model = model
         self.context = context
-        self.exponent = exponent
+        self.rule = rule
         self.known: dict[str, Range] = {}
 
     def build(self, selection: Selection) -> Built:
@@ -154,11 +176,11 @@ class Work:
                 self.known[source.name or ""] = known
         request = RangeRequest(
             tensors=tuple(observed),
-            method=self.options.calibration,
+            method=self.rule.method,
             percentile=self.options.percentile,
             levels=self.options.activation_kind().levels,
             symmetric=self.context.target.activation_symmetric,
-            exponent=self.exponent,
+            exponent=self.rule.exponent,
         )
         if observed:
             self.known |= self.context.ranges(model, request)

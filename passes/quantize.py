@@ -25,22 +25,32 @@ from slimctl.graph.save import content_hash
 from slimctl.graph.select import Selection, check_patterns
 from slimctl.graph.shapes import infer_shapes
 from slimctl.numerics.affine import INT8, UINT8, QuantizedType
-from slimctl.passes._attempt import Built, Outcome, Work, known_range, place_all
+from slimctl.passes._attempt import Built, Outcome, Rule, Work, known_range, place_all
 from slimctl.passes._layers import linear_input, refuse_quantized
 from slimctl.passes._widen import widen
 from slimctl.passes.bias_correction import BiasCorrection
 from slimctl.passes.equalize import Equalize
 from slimctl.passes.fuse import Fuse
 
-_EXPONENTS = (2.0, 1.5, 4.0, math.inf)
-"""Powers of the error that ``auto`` tries: squares; one for networks in which rare large values
-matter little (MobileNetV2), and two for those in which they matter more; infinity clips nothing."""
+_RULES = (
+    Rule("kl"),
+    Rule("auto", 1.5),
+    Rule("auto", 2.0),
+    Rule("auto", 4.0),
+    Rule("auto", math.inf),
+)
+"""What ``auto`` tries, from the rule that clips most to the one that clips nothing: the divergence
+of the histogram, which fits long tails behind which little depends on single values, and powers of
+the error, the higher the more rare large values matter."""
+
+_FIRST = Rule("auto", 2.0)
+"""Where nothing can be measured."""
 
 _GOOD_DB = 30.0
 """Outputs that keep so much, an error of a thirtieth, need no other model: trying costs time."""
 
 _AS_GOOD_DB = 0.3
-"""Among powers that are as good as this, the one that clips least is taken: other data may hold
+"""Among rules that are as good as this, the one that clips least is taken: other data may hold
 larger values than the samples do."""
 
 
@@ -175,22 +185,22 @@ class Quantize(Pass):
     def _best_start(
         self, model: ir.Model, context: Context, outcome: Outcome
     ) -> tuple[Work, Built]:
-        """Everything quantized; for ``auto`` with the exponent that serves the outputs best."""
-        exponents = self._exponents(context.target)
-        scores = self._scores(model, context) if len(exponents) > 1 else {}
-        work = self._work(model, context, _best(scores) if scores else exponents[0])
+        """Everything quantized; for ``auto`` by the rule that serves the outputs best."""
+        scores = self._scores(model, context) if len(self._rules(context.target)) > 1 else {}
+        rule = _best(scores) if scores else self._rules(context.target)[0]
         if scores:
             outcome.notes.append(
-                f"auto: errors to the power {work.exponent:g} serve the outputs best, of "
-                + ", ".join(f"{power:g} ({score:.1f} dB)" for power, score in scores.items())
+                f"auto: {rule} serves the outputs best, of "
+                + ", ".join(f"{other} ({score:.1f} dB)" for other, score in scores.items())
             )
+        work = self._work(model, context, rule)
         return work, work.build(self._selection())
 
     def outlook(self, model: ir.Model, other: ir.Model, context: Context) -> Outlook | None:
         """What the worst output keeps with either of two models quantized.
 
-        The second is tried with the power of the error that serves the first best: what it gains,
-        it gains at least.
+        The second is tried by the rule that serves the first best: what it gains, it gains at
+        least.
         """
         first, second = clone_model(model), clone_model(other)
         for clone in (first, second):
@@ -200,36 +210,38 @@ class Quantize(Pass):
             scores = self._scores(first, context)
             if not scores:
                 return None
-            power = _best(scores)
-            if scores[power] >= _GOOD_DB:
-                return Outlook(scores[power], None)
-            work = self._work(second, context, power)
+            rule = _best(scores)
+            if scores[rule] >= _GOOD_DB:
+                return Outlook(scores[rule], None)
+            work = self._work(second, context, rule)
             score = work.score(work.build(self._selection()))
         except PassFailedError:  # apply() will say so
             return None
-        return None if score is None else Outlook(scores[power], score)
+        return None if score is None else Outlook(scores[rule], score)
 
-    def _exponents(self, target: Target) -> tuple[float, ...]:
-        searched = self.calibration == "auto" and not target.activation_symmetric
-        return _EXPONENTS if searched else _EXPONENTS[:1]
+    def _rules(self, target: Target) -> tuple[Rule, ...]:
+        if self.calibration != "auto":
+            return (Rule(self.calibration),)
+        # Symmetric ranges have one end to choose: squares serve them.
+        return (_FIRST,) if target.activation_symmetric else _RULES
 
-    def _scores(self, model: ir.Model, context: Context) -> dict[float, float]:
-        """SQNR in dB that the worst output keeps, by exponent; empty where none is measured."""
+    def _scores(self, model: ir.Model, context: Context) -> dict[Rule, float]:
+        """SQNR in dB that the worst output keeps, by rule; empty where none is measured."""
 
-        def measure() -> dict[float, float]:
-            found: dict[float, float] = {}
-            for exponent in self._exponents(context.target):
-                work = self._work(model, context, exponent)
+        def measure() -> dict[Rule, float]:
+            found: dict[Rule, float] = {}
+            for rule in self._rules(context.target):
+                work = self._work(model, context, rule)
                 score = work.score(work.build(self._selection()))
                 if score is None:
                     return {}
-                found[exponent] = score
+                found[rule] = score
             return found
 
         return context.remembered((self, content_hash(model)), measure)
 
-    def _work(self, model: ir.Model, context: Context, exponent: float) -> Work:
-        return Work(self.resolve(context.target), model, context, exponent)
+    def _work(self, model: ir.Model, context: Context, rule: Rule) -> Work:
+        return Work(self.resolve(context.target), model, context, rule)
 
     def _selection(self) -> Selection:
         return Selection(self.include, self.exclude)
@@ -239,7 +251,7 @@ class Quantize(Pass):
         return INT8 if self.activation_type == "int8" else UINT8
 
 
-def _best(scores: Mapping[float, float]) -> float:
-    """Of the exponents that are as good as the best, the one that clips least."""
+def _best(scores: Mapping[Rule, float]) -> Rule:
+    """Of the rules that are as good as the best, the one that clips least."""
     enough = max(scores.values()) - _AS_GOOD_DB
-    return max(exponent for exponent, score in scores.items() if score >= enough)
+    return [rule for rule in _RULES if scores.get(rule, -math.inf) >= enough][-1]

@@ -25,7 +25,8 @@ CalibrationMethod = Literal["auto", "kl", "minmax", "percentile", "mse"]
 
 
 SampleSet = Literal["few", "many"]
-"""Enough samples to see a broken model, or to tell two good ones apart."""
+"""Enough samples to see a broken model, or to tell two good ones apart: probabilities are then
+compared by the scores that Softmax or Sigmoid made them from."""
 
 
 _T = TypeVar("_T")

@@ -43,7 +43,7 @@ from slimctl.data.sources import DataSource
 from slimctl.evaluate.accuracy import Score
 from slimctl.graph.save import content_hash
 from slimctl.graph.session import onnxruntime_version, open_session, run, tapped
-from slimctl.pipeline.fidelity import sqnr_by_output
+from slimctl.pipeline.fidelity import View, score_views, seen_through, sqnr_by_output
 
 _T = TypeVar("_T")
 
@@ -157,6 +157,7 @@ class PipelineContext:
     _latest: tuple[str, tuple[Feeds, ...]] = field(default=("", ()), init=False, repr=False)
     _original: Path | None = field(default=None, init=False, repr=False)
     _more: tuple[Feeds, ...] = field(default=(), init=False, repr=False)
+    _views: Mapping[str, View] = field(default_factory=dict, init=False, repr=False)
     _known: dict[str, _Known] = field(default_factory=dict, init=False, repr=False)
     _remembered: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False)
 
@@ -175,6 +176,7 @@ class PipelineContext:
     def judge_by(
         self,
         original: Path,
+        model: ir.Model,
         samples: Sequence[Feeds],
         outputs: Sequence[Feeds],
         more: Sequence[Feeds],
@@ -183,11 +185,13 @@ class PipelineContext:
 
         Args:
             original: Its file, for running it on more samples when asked for.
+            model: The same in memory; what its outputs are made by is read off it.
             samples: A few samples.
             outputs: What the original computes on each.
             more: Further samples.
         """
         self._original = original
+        self._views = score_views(model)
         self._judges = {"few": tuple(zip(samples, outputs, strict=True))}
         self._more = tuple(more)
         self._measured.clear()
@@ -198,7 +202,10 @@ class PipelineContext:
         return [step.name for step in self._later]
 
     def fidelity(self, model: ir.Model, samples: SampleSet = "few") -> Mapping[str, float]:
-        """SQNR in dB of each float output against the original, on some calibration samples."""
+        """SQNR in dB of each float output against the original, on some calibration samples.
+
+        With many samples probabilities are compared by the scores that they were made from.
+        """
         judges = self._judges_of(samples)
         if not judges:
             return {}
@@ -206,7 +213,11 @@ class PipelineContext:
         if key not in self._measured:
             session = open_session(model, threads=self.threads)
             found = tuple(run(session, feeds) for feeds, _ in judges)
-            self._measured[key] = sqnr_by_output([outputs for _, outputs in judges], found)
+            views = self._views if samples == "many" else {}
+            self._measured[key] = sqnr_by_output(
+                [seen_through(views, outputs) for _, outputs in judges],
+                [seen_through(views, outputs) for outputs in found],
+            )
             if samples == "few":
                 self._latest = (key[0], found)
         return self._measured[key]

@@ -125,7 +125,9 @@ class _Runner:
         if self.original.observation is not None:
             samples = self.probes.samples
             outputs = self.original.observation.optimized[: len(samples)]
-            self.context.judge_by(self.original.path, samples, outputs, spread.more)
+            self.context.judge_by(
+                self.original.path, self.original.model, samples, outputs, spread.more
+            )
         metric = self.measure(self.original.path) if self.measure else None
         stage, latest, records = self.original, metric, []
         for index in range(len(self.chain)):

@@ -11,6 +11,7 @@ import onnx_ir as ir
 import pytest
 from onnx import numpy_helper
 
+from slimctl.passes._attempt import Rule
 from slimctl.passes._fallback import choose_float_layers, noise_of
 from slimctl.passes.quantize import Quantize
 
@@ -147,21 +148,29 @@ def test_only_a_model_below_the_floor_is_scanned(
 @pytest.mark.parametrize(
     ("scores", "taken"),
     [
-        ({2.0: 20.0, 1.5: 24.0, 4.0: 22.0, np.inf: 23.0}, "1.5"),
-        ({2.0: 20.0, 1.5: 20.2, 4.0: 20.1, np.inf: 19.8}, "4"),  # as good, and clips less
+        ([20.0, 24.0, 22.0, 23.0, 23.0], "error^1.5"),
+        ([20.0, 20.2, 20.0, 20.1, 19.8], "error^4"),  # as good, and clips less
+        ([25.0, 20.2, 20.0, 20.1, 19.8], "kl"),
+        ([20.0, 20.2, 20.0, 20.1, 20.3], "nothing clipped"),
     ],
 )
-def test_auto_takes_the_power_that_serves_the_outputs_best(
-    scores: dict[float, float], taken: str, plain_context: Callable[..., Any]
+def test_auto_takes_the_rule_that_serves_the_outputs_best(
+    scores: list[float], taken: str, plain_context: Callable[..., Any]
 ) -> None:
+    rules = [("kl", 2.0), ("auto", 1.5), ("auto", 2.0), ("auto", 4.0), ("auto", np.inf)]
+    by_rule = dict(zip(rules, scores, strict=True))
     model, feeds = _spectrum()
     context = plain_context(feeds, model)
-    context.fidelity = lambda *_: {"y": scores[context.requests[-1].exponent]}
+
+    def last() -> tuple[str, float]:
+        return context.requests[-1].method, context.requests[-1].exponent
+
+    context.fidelity = lambda *_: {"y": by_rule[last()]}
     report = Quantize(min_sqnr=0).apply(model.clone(), context)
-    *tried, last = [request.exponent for request in context.requests]
-    assert tried == list(scores)
-    assert f"{last:g}" == taken
-    assert any(f"power {taken} " in note for note in report.notes)
+    tried = [(request.method, request.exponent) for request in context.requests]
+    assert tried[:-1] == rules
+    assert str(Rule(*tried[-1])) == taken
+    assert any(f"auto: {taken} serves" in note for note in report.notes)
 
 
 def test_other_methods_are_not_tried_out(plain_context: Callable[..., Any]) -> None:
