@@ -5,6 +5,7 @@ The two networks are trained once per machine (``benchmarks.fashion``) and kept 
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
@@ -170,9 +171,13 @@ def _analysis(report: Report, work: Path) -> None:
         infer_shapes(models[nodes])
 
     def timed(nodes: int) -> float:
+        # As timeit does: Python's collector of cycles looks at more objects the more there are.
+        gc.disable()
         start = time.perf_counter()
         group_units(analyze(models[nodes]))
-        return time.perf_counter() - start
+        taken = time.perf_counter() - start
+        gc.enable()
+        return taken
 
     taken = interleaved({str(n): partial(timed, n) for n in NODES}, rounds=3)
     best = {nodes: min(taken[str(nodes)]) for nodes in NODES}
@@ -183,7 +188,7 @@ def _analysis(report: Report, work: Path) -> None:
     )
     report.check("5,000 nodes under 5 s", f"{best[5_000]:.2f} s", kept=best[5_000] < 5)
     grows = best[25_000] / best[5_000]
-    report.check("linear in the nodes (5x nodes)", f"{grows:.1f}x the time", kept=grows < 7)
+    report.check("linear in the nodes (5x nodes)", f"{grows:.1f}x the time", kept=grows < 6)
 
 
 def run(artifacts: Artifacts) -> Report:

@@ -20,10 +20,10 @@ from slimctl.graph.select import Selection
 from slimctl.graph.shapes import infer_shapes
 from slimctl.passes._importance import Importance
 from slimctl.passes._layers import is_linear, output_axis
-from slimctl.passes._prune_goal import Goal, Latency, cost_of, open_sizes
+from slimctl.passes._prune_goal import Goal, Latency, cost_of, example_of, open_sizes
 from slimctl.passes._prune_kept import all_kept
 from slimctl.passes._prune_options import goal_of
-from slimctl.passes._prune_report import cost_note, one_batch, refit_note, rounded, time_note
+from slimctl.passes._prune_report import cost_note, refit_note, rounded, time_note
 from slimctl.passes._prune_select import ratio_of
 from slimctl.passes._reconstruct import Kept, Reconstruction, reconstruct
 from slimctl.passes._residual_blocks import Block, find_blocks, inside, remove_blocks
@@ -193,7 +193,7 @@ class BlockPruning:
     def _left(self, goal: Goal) -> Callable[[Collection[str]], float]:
         """Measures what is left of the original without some blocks."""
         if goal == "latency":
-            latency = Latency(self.original, one_batch(self.original, self.context))
+            latency = Latency(self.original, example_of(self.context))
             return lambda names: latency(self._without(names))
         attribute = "weight_bytes" if goal == "size" else "macs"
         full = getattr(cost_of(self.original), attribute)
@@ -240,7 +240,6 @@ class BlockPruning:
         notes = [
             f"{gone} of {len(self.lines)} residual blocks removed",
             cost_note(before, after),
-            *time_note(self.original, self.model, self.context),
         ]
         skipped = list(self.skipped)
         if self.refitted is not None:
@@ -250,6 +249,7 @@ class BlockPruning:
             changed={"residual blocks": gone},
             skipped=skipped,
             notes=notes,
+            timings=time_note(self.original, self.model, self.context),
             tables=[ReportTable("Residual blocks", _COLUMNS, list(self._rows()))],
             facts={
                 "parameters": [before.parameters, after.parameters],

@@ -25,13 +25,14 @@ from slimctl.passes._prune_goal import (
     Goal,
     Latency,
     cost_of,
+    example_of,
     joined,
     least_share,
     most_share,
 )
 from slimctl.passes._prune_kept import all_kept, attention_units, considered_share, kept_after
 from slimctl.passes._prune_options import goal_of
-from slimctl.passes._prune_report import cost_note, one_batch, refit_note, rounded, time_note
+from slimctl.passes._prune_report import cost_note, refit_note, rounded, time_note
 from slimctl.passes._prune_select import Candidate, candidate, ratio_of, select
 from slimctl.passes._prune_sensitivity import scaled_by_sensitivity
 from slimctl.passes._reconstruct import Kept, Reconstruction, reconstruct
@@ -231,7 +232,7 @@ class ChannelPruning:
     ) -> tuple[Callable[[NDArray[np.int64]], float], float, int]:
         """What is left without some units, all of it, and how often it may be asked for."""
         if goal == "latency":
-            latency = Latency(self.original, one_batch(self.original, self.context))
+            latency = Latency(self.original, example_of(self.context))
             return lambda gone: latency(self._without(gone)[0]), 1.0, MEASURED_TRIES
         costs = Costs(self.model, channels, goal)
         self.full = self.full or costs.total
@@ -295,7 +296,6 @@ class ChannelPruning:
             f"{self.removed} of {self.total} {what}s removed, from "
             f"{sum(line.kept < line.total for line in lines)} of {len(lines)} groups of layers",
             cost_note(before, after),
-            *time_note(self.original, self.model, self.context),
             f"{self.considered:.0%} of the weights of Conv, Gemm and MatMul lie in these groups",
         ]
         skipped = [Skipped(name, reason) for name, reason in self.blocked.items()]
@@ -310,6 +310,7 @@ class ChannelPruning:
             changed={f"{what}s of {len(layers)} layers": self.removed},
             skipped=skipped,
             notes=notes,
+            timings=time_note(self.original, self.model, self.context),
             tables=[ReportTable(f"Groups of layers that share {what}s", _COLUMNS, rows)],
             facts={
                 "parameters": [before.parameters, after.parameters],

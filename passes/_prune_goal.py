@@ -10,7 +10,8 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from slimctl.core.contract import Feeds
+from slimctl.core.contract import Context, Feeds
+from slimctl.core.errors import OptionError
 from slimctl.evaluate.benchmark import benchmark
 from slimctl.graph.channels import Channels
 from slimctl.graph.cost import ModelCost, model_cost, node_costs
@@ -171,6 +172,22 @@ def most_share(
             tried[gone.size] = drop(gone)
         low, high = (middle, high) if tried[gone.size] <= allowed else (low, middle)
     return low
+
+
+def example_of(context: Context) -> Feeds:
+    """Inputs to measure time with.
+
+    Raises:
+        OptionError: There are no data, and no random inputs were found that the model takes.
+    """
+    feeds = context.example()
+    if feeds is None:
+        raise OptionError(
+            "--target-latency",
+            "No random inputs were found that this model takes",
+            fix="give --calib SOURCE",
+        )
+    return feeds
 
 
 class Latency:

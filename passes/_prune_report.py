@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 import onnx_ir as ir
 
-from slimctl.core.contract import Context, Feeds
+from slimctl.core.contract import Context
 from slimctl.graph.cost import ModelCost
 from slimctl.passes._prune_goal import Latency
 from slimctl.passes._reconstruct import Reconstruction
@@ -22,21 +22,14 @@ def cost_note(before: ModelCost, after: ModelCost) -> str:
     )
 
 
-def one_batch(model: ir.Model, context: Context) -> Feeds:
-    """The first calibration batch."""
-    names = [value.name or "" for value in model.graph.inputs]
-    return next(iter(context.activations(model, names)))
-
-
 def time_note(original: ir.Model, model: ir.Model, context: Context) -> list[str]:
-    """Time of one run before and after, if there are data."""
-    if not context.has_data:
+    """Time of one run before and after, where inputs are known that the model takes."""
+    feeds = context.example()
+    if feeds is None:
         return []
-    before, after = Latency(original, one_batch(original, context)).both(model)
-    return [
-        f"P50 {before:.2f} -> {after:.2f} ms ({after / before:.2f}x) on one calibration batch, "
-        "one thread"
-    ]
+    before, after = Latency(original, feeds).both(model)
+    what = "one calibration batch" if context.has_data else "random inputs"
+    return [f"P50 {before:.2f} -> {after:.2f} ms ({after / before:.2f}x) on {what}, one thread"]
 
 
 def refit_note(done: Reconstruction) -> str:

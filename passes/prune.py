@@ -69,7 +69,7 @@ class Prune(Pass):
         gt=0.0,
         lt=1.0,
         description="Instead of --sparsity: as --target-macs, for the time of one run, measured "
-        "in onnxruntime on one thread. Needs data.",
+        "in onnxruntime on one thread.",
         json_schema_extra=_NOT_SET,
     )
     max_metric_drop: float | None = Field(
@@ -191,7 +191,6 @@ class Prune(Pass):
         wanting = {
             "--importance activation": self.importance == "activation",
             "--reconstruct": self.reconstruct,
-            "--target-latency": self.target_latency is not None,
         }
         missing = [option for option, wanted in wanting.items() if wanted]
         if missing and not context.has_data:

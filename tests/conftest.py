@@ -70,6 +70,9 @@ class PlainContext:
     def metric(self, model: ir.Model) -> float | None:
         return None if self.judge is None else self.judge(model)
 
+    def example(self) -> Feeds | None:
+        return self.feeds[0] if self.feeds else None
+
     def activations(self, model: ir.Model, tensors: Sequence[str]) -> Iterator[Feeds]:
         observed = self.observe(model, tensors)
         for index in range(len(self.feeds)):

@@ -43,6 +43,7 @@ def run_blocks(result: RunResult, *, everything: bool) -> Iterator[Block]:
     yield from _warnings(manifest)
     yield _steps(result.records, manifest)
     yield from _notes(manifest.steps)
+    yield from manifest.run.notes
     yield from _tables(result.records, everything=everything)
     yield from _left_alone(manifest.steps, everything=everything)
     yield Facts(dict(_facts(result)))

@@ -78,6 +78,7 @@ class PassReport:
         notes: Sentences for the summary.
         warnings: Sentences that the user must not miss.
         tables: Lists for the summary.
+        timings: Sentences about measured time, which no two runs share: they are not hashed.
         facts: Values for the manifest, JSON types only.
     """
 
@@ -86,6 +87,7 @@ class PassReport:
     notes: Sequence[str] = ()
     warnings: Sequence[str] = ()
     tables: Sequence[ReportTable] = ()
+    timings: Sequence[str] = ()
     facts: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -279,6 +281,13 @@ class Context(Protocol):
         """The metric that the run is judged by, such that more is better.
 
         None when the run has no evaluation data or no metric.
+        """
+        ...
+
+    def example(self) -> Feeds | None:
+        """Inputs that the model takes: the first calibration batch, or random without data.
+
+        None when neither is there.
         """
         ...
 

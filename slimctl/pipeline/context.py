@@ -132,6 +132,7 @@ class PipelineContext:
         threads: Threads of onnxruntime; 0 lets it decide.
         use_cache: Whether the calibration cache is read and filled.
         measure: Measures the metric that the run is judged by, None when there is none.
+        random: Random inputs that the model takes, None while unknown.
         calibration_seconds: Time spent on collecting statistics and choosing ranges.
         notes: What the user should know about calibration, in sentences.
     """
@@ -143,6 +144,7 @@ class PipelineContext:
     threads: int = 0
     use_cache: bool = True
     measure: Callable[[ir.Model], Score] | None = None
+    random: Feeds | None = field(default=None, init=False)
     calibration_seconds: float = field(default=0.0, init=False)
     notes: list[str] = field(default_factory=list, init=False)
     _step: Pass | None = field(default=None, init=False, repr=False)
@@ -329,6 +331,11 @@ class PipelineContext:
             if step.effect is Effect.APPROXIMATE:
                 return step, self._later[index + 1 :]
         return None, ()
+
+    def example(self) -> Feeds | None:
+        """The first calibration batch, or random inputs that fit."""
+        batches = self.data.batches() if self.data is not None else ()
+        return next((batch.feeds for batch in batches), self.random)
 
     def metric(self, model: ir.Model) -> float | None:
         """The metric of the run, such that more is better; None when the run has none."""

@@ -122,6 +122,7 @@ class _Runner:
         self.probes = observe_original(
             self.original, spread.few, seed=self.context.seed, threads=self.context.threads
         )
+        self.context.random = self.probes.random
         if self.original.observation is not None:
             samples = self.probes.samples
             outputs = self.original.observation.optimized[: len(samples)]

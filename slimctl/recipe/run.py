@@ -217,7 +217,11 @@ def run_job(
             "calibration": context.calibration_seconds,
             "total": time.perf_counter() - started,
         }
-        manifest = manifest_of(bench, found, proof, gates, seconds=seconds, notes=context.notes)
+        timings = [
+            f"{r.step.name}: {line}" for r in found.done.records for line in r.report.timings
+        ]
+        notes = [*context.notes, *timings]
+        manifest = manifest_of(bench, found, proof, gates, seconds=seconds, notes=notes)
         accepted = keep_failed or all(gate.passed for gate in gates)
         artifact = _published(job, found, manifest, folder) if accepted else None
     return RunResult(

@@ -183,6 +183,7 @@ def _steps(document: Document) -> Markup:
         for step in document["steps"]
         for note in step["notes"]
     ]
+    notes += [_tag("li", note) for note in document["run"]["notes"]]
     listed = _tag("ul", _join(notes)) if notes else Markup("")
     return _section("Steps", _join([_table(header, rows, "n..nnn"), listed]))
 

@@ -121,6 +121,19 @@ def test_quantize_json_is_one_document(inputs: Path, slimctl) -> None:
     assert on_disk["manifest_hash"] == document["manifest"]["manifest_hash"]
 
 
+@pytest.mark.parametrize("data", [(), ("--calib", "calib.npz")], ids=["random", "data"])
+def test_measured_time_is_shown_and_not_hashed(
+    inputs: Path, slimctl, data: tuple[str, ...]
+) -> None:
+    arguments = ("prune", "model.onnx", "--sparsity", "0.5", "--round-to", "1", *data)
+    arguments += ("--min-channels", "1", "-o", "small.onnx", "--force")
+    ended = slimctl(*arguments)
+    assert "prune: P50 " in ended.stdout, ended.stderr
+    assert ("random inputs" in ended.stdout) == (data == ())
+    hashes = {parsed(slimctl(*arguments, "--json"))["manifest"]["manifest_hash"] for _ in range(2)}
+    assert len(hashes) == 1
+
+
 def test_quantize_with_random_data_warns(inputs: Path, slimctl) -> None:
     arguments = ("quantize", "model.onnx", "--calib", "random", "-o", "small.onnx", "--force")
     ended = slimctl(*arguments)

@@ -53,6 +53,7 @@ def document(**changes: Any) -> dict[str, Any]:
         "manifest_hash": "h",
         "run": {
             "started": "now",
+            "notes": ["P50 3.21 ms on " + EVIL],
             "host": EVIL,
             "platform": "p",
             "gates": [{**gate, "gate": "latency", "passed": True}],
@@ -124,6 +125,7 @@ def test_the_page_needs_nothing_else() -> None:
         "3 Conv",
         "Candidates left as they are: 1",
         'exclude=["op:Softmax"]',
+        "P50 3.21 ms",
         "1.235",
         "123,456",
         "Uncalibrated",
