@@ -14,7 +14,7 @@ help: ## Say what there is
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
-		--constraint constraints.txt --editable ".[dev,data]"
+		--constraint constraints.txt --editable ".[dev,data,torch]"
 	@touch $@
 
 demo: $(INSTALLED) ## Compress a real model, from download to table

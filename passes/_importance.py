@@ -16,14 +16,12 @@ from numpy.typing import NDArray
 
 from slimctl.core.contract import Context
 from slimctl.graph.channels import Channels, Group, Member, Role
-from slimctl.graph.channels.units import FIXED
 from slimctl.graph.edit import const_array
+from slimctl.passes._first_order import unit_effects
 from slimctl.passes._linear_samples import LinearLayer, linear_layer
+from slimctl.passes._scores import Scores, add_to_units
 
-Importance = Literal["activation", "l1", "l2", "random"]
-
-Scores = NDArray[np.float64]
-"""One number per unit of the analysis, at its representative."""
+Importance = Literal["activation", "l1", "l2", "random", "taylor"]
 
 _POSITIONS = 256
 """Positions per batch at which energies are measured."""
@@ -44,7 +42,8 @@ def importance(
             ``activation``: the energy that the channels contribute to what the layers that read
             them compute, ``sum |w|^2 Var[x]`` on data, relative to the energy of those outputs.
             The last channels of a group cost more than the first: what counts is the logarithm of
-            the energy that is left. ``random``: a seeded draw.
+            the energy that is left. ``taylor``: the squared relative change of the outputs, to
+            first order (:mod:`slimctl.passes._first_order`). ``random``: a seeded draw.
         model: What was analyzed.
         channels: The analysis.
         groups: Its groups.
@@ -57,6 +56,8 @@ def importance(
         for group in groups:
             total[group.units] = _logarithmic(total[group.units])
         return total
+    if kind == "taylor":
+        return unit_effects(model, channels, context)
     total = np.zeros(len(channels.units))
     for member in channels.members:
         if member.role is Role.PRODUCE:
@@ -96,15 +97,6 @@ def _slices(member: Member) -> NDArray[np.float64]:
     assert array is not None, "members are constants"
     moved = np.moveaxis(array, member.axis, 0)
     return moved.reshape(moved.shape[0], -1).astype(np.float64)
-
-
-def add_to_units(
-    total: Scores, channels: Channels, ids: NDArray[np.int64], values: NDArray[np.float64]
-) -> None:
-    """Adds one value per index of an axis to the units of the axis."""
-    roots = channels.units.find(ids)
-    there = roots != FIXED
-    np.add.at(total, roots[there], values[there])
 
 
 @dataclass

@@ -18,6 +18,7 @@ from slimctl.graph.cost import node_costs
 from slimctl.graph.edit import clone_model, const_array
 from slimctl.graph.select import Selection
 from slimctl.graph.shapes import infer_shapes
+from slimctl.passes._first_order import tensor_effects
 from slimctl.passes._importance import Importance
 from slimctl.passes._layers import is_linear, output_axis
 from slimctl.passes._prune_goal import Goal, Latency, cost_of, example_of, open_sizes
@@ -320,7 +321,8 @@ def block_importance(
     Args:
         kind: ``activation``: the energy of ``f(x)`` relative to that of ``x + f(x)``, on data.
             ``l1`` and ``l2``: mean norm of the rows of the last layers of ``f``, which say how
-            large it is. ``random``: a seeded draw.
+            large it is. ``taylor``: the squared relative change of the outputs without ``f(x)``,
+            to first order. ``random``: a seeded draw.
         model: Holds the blocks.
         blocks: In its order.
         context: Gives data and the seed.
@@ -329,6 +331,8 @@ def block_importance(
         return np.random.default_rng(context.seed).random(len(blocks))
     if kind == "activation":
         return _energy_shares(model, blocks, context)
+    if kind == "taylor":
+        return tensor_effects(model, [block.branch.name or "" for block in blocks], context)
     return np.array([_size(block, power=1 if kind == "l1" else 2) for block in blocks])
 
 

@@ -46,7 +46,7 @@ class SparseLayer:
     order: NDArray[np.int64]
     ratio: float | None
     unread: str
-    method: Literal["sparsegpt", "wanda", "magnitude", "random", ""] = ""
+    method: Literal["sparsegpt", "wanda", "magnitude", "random", "taylor", ""] = ""
     error: float | None = field(default=None)
 
     @property
@@ -68,6 +68,10 @@ class SparseLayer:
     def matrix(self) -> Matrix:
         """Weights in the order of the pattern, [groups, outputs, inputs]."""
         return self.layer.matrix()[:, :, self.order]
+
+    def ordered(self, array: NDArray[Any]) -> Matrix:
+        """Something of the shape of the stored weight, in the order of the pattern."""
+        return self.layer.matrix(array)[:, :, self.order]
 
     def unordered(self, matrix: Matrix) -> Matrix:
         """Back in the order of the layer."""

@@ -19,6 +19,7 @@ from slimctl.core.errors import PassFailedError
 from slimctl.graph.edit import NameScope, all_nodes, clone_model, const_array, remove_dead
 from slimctl.graph.save import initializer_values
 from slimctl.graph.select import Selection
+from slimctl.passes._first_order import element_effects
 from slimctl.passes._importance import Importance
 from slimctl.passes._input_moments import count_batches, energies, second_moments
 from slimctl.passes._layers import is_linear
@@ -140,6 +141,7 @@ class _Work:
     original: ir.Model = field(init=False)
     kind: Importance = field(init=False)
     energies: dict[str, NDArray[np.float64]] = field(default_factory=dict)
+    effects: dict[str, NDArray[np.float64]] = field(default_factory=dict)
     passes: int = 0
 
     def __post_init__(self) -> None:
@@ -150,6 +152,9 @@ class _Work:
         """Brings the model this far, 0 to 1, on the way to what is wanted."""
         if self.kind == "activation":
             self._measure()
+        if self.kind == "taylor":
+            weights = [entry.layer.layer.weight_value.name or "" for entry in self.layers]
+            self.effects = element_effects(self.model, weights, self.context)
         patterns = self._patterns(progress)
         names = NameScope(self.model)
         updated = [entry for entry in self.layers if self._is_updated(entry)]
@@ -188,6 +193,9 @@ class _Work:
             return np.where(weight == 0, -1.0, draw).astype(np.float32)
         if self.kind == "l1":
             return np.abs(weight).astype(np.float32)
+        if self.kind == "taylor":
+            effects = self.effects[entry.layer.layer.weight_value.name or ""]
+            return entry.ordered(effects).astype(np.float32)
         if entry.name not in self.energies:
             return np.square(weight).astype(np.float32)
         return (weight**2 * self.energies[entry.name][:, None, :]).astype(np.float32)
@@ -236,7 +244,9 @@ class _Work:
     def _mask(self, entry: SparseLayer, pattern: Pattern, names: NameScope) -> None:
         """Zeros and nothing else; the bits of the other weights stay."""
         by_data = self.kind == "activation" and entry.name in self.energies
-        entry.method = "wanda" if by_data else "random" if self.kind == "random" else "magnitude"
+        entry.method = "wanda" if by_data else "magnitude"
+        if self.kind in ("random", "taylor"):
+            entry.method = self.kind
         stays = entry.unordered((~_planned(entry, pattern)).astype(np.float64))
         before = entry.stored()
         array = np.where(entry.layer.weight_of(stays) != 0, before, before.dtype.type(0))

@@ -82,7 +82,8 @@ class Prune(Pass):
     importance: Importance | None = Field(
         None,
         description="What decides which go: norm of the weights (l1, l2), energy contributed on "
-        "data (activation), or chance (random).",
+        "data (activation), effect on the outputs by their gradients on data (taylor; needs the "
+        "extra torch), or chance (random).",
         json_schema_extra={"unset": "activation with data, else l1"},
     )
     scope: Scope = Field(
@@ -189,7 +190,7 @@ class Prune(Pass):
                 fix="give --data SOURCE and --metric, or data.evaluation with a metric",
             )
         wanting = {
-            "--importance activation": self.importance == "activation",
+            f"--importance {self.importance}": self.importance in ("activation", "taylor"),
             "--reconstruct": self.reconstruct,
         }
         missing = [option for option, wanted in wanting.items() if wanted]

@@ -78,6 +78,11 @@ class PlainContext:
         for index in range(len(self.feeds)):
             yield {name: arrays[index] for name, arrays in observed.items()}
 
+    def taylor_terms(self, model: ir.Model, tensors: Sequence[str]) -> Iterator[Feeds]:
+        from slimctl.training.taylor import taylor_terms  # torch is an extra
+
+        return taylor_terms(model, tensors, self.feeds, seed=self.seed, threads=1)
+
     def ranges(self, model: ir.Model, request: RangeRequest) -> Mapping[str, Range]:
         self.requests.append(request)
         ranges = {}

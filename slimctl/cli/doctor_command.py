@@ -31,7 +31,7 @@ class Extra(NamedTuple):
 
 
 EXTRAS = {
-    "torch": Extra(("torch",), "training: fine-tuning, distillation"),
+    "torch": Extra(("torch",), "importance by gradients (prune --importance taylor)"),
     "data": Extra(("PIL",), "images as data"),
 }
 

@@ -268,7 +268,7 @@ class Context(Protocol):
 
         Args:
             model: A float model.
-            other: One that computes the same.
+            other: One that computes the same, or the same model again: it is not looked at then.
             changed: Names of the tensors that hold other values in it.
         """
         ...
@@ -301,6 +301,25 @@ class Context(Protocol):
         """
         ...
 
+    def taylor_terms(self, model: ir.Model, tensors: Sequence[str]) -> Iterator[Feeds]:
+        """What each element of some tensors contributes to the outputs, to first order.
+
+        For one calibration batch after another, ``t * d(v^T y)/dt`` of each tensor, in its shape:
+        what ``v^T y`` loses when the element becomes zero. ``y`` are the outputs relative to their
+        norm, ``v`` random signs, so that the mean square of a sum of elements is the squared
+        relative change of the outputs when all of them become zero. Memory is that of one batch.
+
+        Args:
+            model: Stays as it is.
+            tensors: Float tensors of the main graph, weights or computed ones, by name.
+
+        Raises:
+            SourceError: There are no calibration data.
+            MissingExtraError: torch is not installed.
+            UnsupportedModelError: torch cannot run the model; names the node.
+        """
+        ...
+
 
 class Pass(BaseModel):
     """Base of all passes.
@@ -323,6 +342,14 @@ class Pass(BaseModel):
     """Passes of which one must stand earlier in the chain; the reference is the model before it."""
     not_after: ClassVar[frozenset[str]] = frozenset()
     """Passes that must not stand earlier in the chain."""
+
+    def actual_effect(self) -> Effect:
+        """What this step does: ``effect``, unless its options change it."""
+        return self.effect
+
+    def requires_data(self) -> bool:
+        """Whether this step, with its options, cannot do without calibration data."""
+        return self.needs_data
 
     def resolve(self, target: Target) -> Self:
         """An equal pass with every default that the target decides made explicit."""

@@ -44,6 +44,7 @@ from slimctl.evaluate.accuracy import Score
 from slimctl.graph.save import content_hash
 from slimctl.graph.session import onnxruntime_version, open_session, run, tapped
 from slimctl.pipeline.fidelity import View, score_views, seen_through, sqnr_by_output
+from slimctl.training import require_torch
 
 _T = TypeVar("_T")
 
@@ -328,7 +329,7 @@ class PipelineContext:
     def _next_lossy(self) -> tuple[Pass | None, Sequence[Pass]]:
         """The next step that loses accuracy, and those after it."""
         for index, step in enumerate(self._later):
-            if step.effect is Effect.APPROXIMATE:
+            if step.actual_effect() is Effect.APPROXIMATE:
                 return step, self._later[index + 1 :]
         return None, ()
 
@@ -363,6 +364,24 @@ class PipelineContext:
         for feeds in _feeds(self.data):
             found = {} if session is None else run(session, feeds)
             yield {name: feeds[name] if name in given else found[name] for name in tensors}
+
+    def taylor_terms(self, model: ir.Model, tensors: Sequence[str]) -> Iterator[Feeds]:
+        """What each element of some tensors contributes to the outputs, to first order.
+
+        Raises:
+            SourceError: There are no calibration data.
+            MissingExtraError: torch is not installed.
+            UnsupportedModelError: torch cannot run the model; names the node.
+        """
+        if self.data is None:
+            raise _no_data()
+        require_torch("--importance taylor")
+        from slimctl.training.taylor import taylor_terms
+
+        batches = self.progress.track(
+            _feeds(self.data), total=_batch_count(self.data), label="computing gradients"
+        )
+        return taylor_terms(model, tensors, batches, seed=self.seed, threads=self.threads)
 
     def _observed(
         self,

@@ -18,7 +18,7 @@ from slimctl.graph.channels import analyze, group_units, silence_channels
 from slimctl.graph.edit import clone_model, const_array, interface
 from slimctl.graph.shapes import infer_shapes
 from slimctl.passes.prune import Prune
-from slimctl.passes.quantize import Quantize
+from slimctl.passes.quantize_static import QuantizeStatic
 
 CHAIN = """
 <ir_version: 8, opset_import: ["": 17]>
@@ -417,7 +417,7 @@ def test_a_quantized_model_is_refused(
     chain: ir.Model, prune: Callable[..., Any], plain_context: Callable[..., Any]
 ) -> None:
     quantized = clone_model(chain)
-    Quantize(calibration="minmax", min_sqnr=0).resolve(plain_context([], chain).target).apply(
+    QuantizeStatic(calibration="minmax", min_sqnr=0).resolve(plain_context([], chain).target).apply(
         quantized, plain_context(_feeds(1), chain)
     )
     with pytest.raises(

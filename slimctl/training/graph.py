@@ -1,0 +1,188 @@
+"""An ONNX graph that runs in torch."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any, NamedTuple
+
+import onnx_ir as ir
+from numpy.typing import NDArray
+from torch import Tensor
+
+from slimctl.core.errors import ModelExecutionError, UnsupportedModelError
+from slimctl.graph.edit import attribute_graphs, const_tensor
+from slimctl.graph.opset import raise_opset
+from slimctl.training.operator import Call, Operator
+from slimctl.training.table import OPERATORS, OPSET
+from slimctl.training.tensors import TYPES, to_torch
+
+_OWN_DOMAINS = ("", "ai.onnx")
+
+
+class _Step(NamedTuple):
+    """One node.
+
+    Attributes:
+        call: The node.
+        operator: What computes it.
+        inputs: Names; empty for those left out.
+        outputs: Names.
+        done: Tensors that nobody reads after this node.
+    """
+
+    call: Call
+    operator: Operator
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    done: tuple[str, ...]
+
+
+class TorchGraph:
+    """Computes in torch what a model computes in onnxruntime, and what can be differentiated.
+
+    Tensors have the names that they have in the model.
+
+    Attributes:
+        model: The model, raised to the operator set that is implemented.
+        constants: Initializers, and what Constant nodes hold, as tensors of their own.
+
+    Args:
+        model: Not changed.
+
+    Raises:
+        UnsupportedModelError: There is no function for an operator or for a form of it; names the
+            node. Nothing has run by then.
+    """
+
+    def __init__(self, model: ir.Model) -> None:
+        self.model = raise_opset(model, OPSET)
+        for value in self.model.graph.inputs:
+            _check_type(value, value.dtype)
+        computed = [node for node in self.model.graph if not _is_constant(node)]
+        calls = [_called(node) for node in computed]
+        self.constants = {
+            value.name or "": _stored(value)
+            for value in (*self.model.graph.initializers.values(), *_constants(self.model.graph))
+            if value.uses() or value.is_graph_output()
+        }
+        last = _last_readers(computed)
+        self._steps = [
+            _Step(call, operator, _names(node.inputs), _names(node.outputs), last[node])
+            for node, (call, operator) in zip(computed, calls, strict=True)
+        ]
+
+    def run(self, feeds: Mapping[str, NDArray[Any]], keep: Collection[str]) -> dict[str, Tensor]:
+        """Runs the graph once.
+
+        Args:
+            feeds: Arrays by input name.
+            keep: Names of the tensors to give back: inputs, constants, outputs, or what lies in
+                between. Floats among them can be differentiated by.
+
+        Returns:
+            The tensors by name.
+
+        Raises:
+            ModelExecutionError: The inputs do not fit; names the node.
+        """
+        wanted = set(keep)
+        held: dict[str, Tensor] = {}
+        for name, tensor in self.constants.items():
+            held[name] = _differentiable(tensor) if name in wanted else tensor
+        for name, array in feeds.items():
+            tensor = to_torch(array)
+            held[name] = _differentiable(tensor) if name in wanted else tensor
+        for step in self._steps:
+            results = _computed(step, [held[name] if name else None for name in step.inputs])
+            for name, tensor in zip(step.outputs, results, strict=False):
+                held[name] = _differentiable(tensor) if name in wanted else tensor
+            for name in step.done:
+                if name not in wanted:
+                    held.pop(name, None)
+        return {name: held[name] for name in keep}
+
+
+def _computed(step: _Step, inputs: list[Tensor | None]) -> tuple[Tensor, ...]:
+    try:
+        results = step.operator.run(step.call, *inputs)
+    except (RuntimeError, IndexError, ValueError) as error:  # what torch raises for shapes
+        node = step.call.node
+        raise ModelExecutionError(
+            f"torch cannot run {node.op_type}: {error}",
+            where=f"node '{node.name}'",
+            fix="check that the data fit the model's inputs; if they do, report the model",
+        ) from error
+    return results if isinstance(results, tuple) else (results,)
+
+
+def _differentiable(tensor: Tensor) -> Tensor:
+    """The same tensor, such that gradients are computed behind it."""
+    if tensor.requires_grad or not tensor.is_floating_point():
+        return tensor
+    return tensor.detach().requires_grad_()  # it may be another name of a constant
+
+
+# what the graph holds
+
+
+def _names(values: Collection[ir.Value | None]) -> tuple[str, ...]:
+    return tuple("" if value is None else value.name or "" for value in values)
+
+
+def _is_constant(node: ir.Node) -> bool:
+    return node.op_type == "Constant" and node.domain in _OWN_DOMAINS
+
+
+def _constants(graph: ir.Graph) -> list[ir.Value]:
+    return [node.outputs[0] for node in graph if _is_constant(node)]
+
+
+def _stored(value: ir.Value) -> Tensor:
+    tensor = value.const_value if value.is_initializer() else const_tensor(value)
+    _check_type(value, None if tensor is None else tensor.dtype)
+    assert tensor is not None, "it has a type"
+    return to_torch(tensor.numpy())
+
+
+def _check_type(value: ir.Value, kind: ir.DataType | None) -> None:
+    if kind not in TYPES:
+        raise UnsupportedModelError(
+            f"Tensors of {'an unknown type' if kind is None else kind.name} cannot run in torch",
+            where=f"tensor '{value.name}'",
+            fix="use another --importance",
+        )
+
+
+def _last_readers(nodes: list[ir.Node]) -> dict[ir.Node, tuple[str, ...]]:
+    """Names of what no later node reads, by node; results that nobody reads included."""
+    last: dict[str, ir.Node] = {}
+    for node in nodes:
+        for name in (*_names(node.inputs), *_names(node.outputs)):
+            last[name] = node
+    found: dict[ir.Node, list[str]] = {node: [] for node in nodes}
+    for name, node in last.items():
+        found[node].append(name)
+    return {node: tuple(names) for node, names in found.items()}
+
+
+def _called(node: ir.Node) -> tuple[Call, Operator]:
+    """A node and what computes it."""
+    operator = OPERATORS.get(node.op_type) if node.domain in _OWN_DOMAINS else None
+    if any(attribute_graphs(node)):
+        raise _unsupported(node, "it runs a graph of its own")
+    if operator is None:
+        raise _unsupported(node, "there is no function for this operator")
+    call = Call(node)
+    objection = operator.objection(call)
+    if objection:
+        raise _unsupported(node, objection)
+    return call, operator
+
+
+def _unsupported(node: ir.Node, reason: str) -> UnsupportedModelError:
+    domain = f"{node.domain}::" if node.domain not in _OWN_DOMAINS else ""
+    return UnsupportedModelError(
+        f"{domain}{node.op_type} cannot run in torch here: {reason}",
+        where=f"node '{node.name}'",
+        fix="use another --importance, or add the operator to slimctl/training: one function",
+    )
