@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-ActivationType = Literal["uint8", "int8"]
+ActivationType = Literal["uint8", "int8", "uint16", "int16"]
 WeightType = Literal["int8", "uint8"]
 
 
@@ -23,6 +23,9 @@ class Target(BaseModel):
     activation_symmetric: bool = Field(description="Zero point fixed at the middle of the type.")
     weight_type: WeightType = Field(description="Default type of quantized weights.")
     per_channel: bool = Field(description="One weight scale per output channel by default.")
+    power_of_two: bool = Field(
+        default=False, description="Scales are powers of two by default."
+    )
     reduce_range: bool = Field(
         description="Weights use 7 bits: the kernels add pairs of uint8 x int8 products in 16 bits."
     )
@@ -56,5 +59,8 @@ class Target(BaseModel):
         default=8,
         ge=1,
         description="Kernels run best when the number of channels is a multiple of this.",
+    )
+    float32_only: tuple[str, ...] = Field(
+        default=(), description="Operators that a float16 or bfloat16 model keeps in float32."
     )
     resize_modes: tuple[str, ...] = Field(description="Resize modes that only move values.")

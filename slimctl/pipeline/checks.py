@@ -18,13 +18,15 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+import onnx_ir as ir
 
 from slimctl.core.contract import Effect, Feeds, Pass
 from slimctl.core.errors import ModelExecutionError, PassContractError
 from slimctl.evaluate.compare import is_float
 from slimctl.evaluate.divergence import locate
 from slimctl.evaluate.metrics import sqnr_db
-from slimctl.graph.edit import Port, interface
+from slimctl.graph.edit import Port, all_nodes, interface
+from slimctl.graph.session import Level, open_session
 from slimctl.pipeline.exactness import (
     CONDITION,
     largest_error,
@@ -34,6 +36,7 @@ from slimctl.pipeline.exactness import (
 )
 from slimctl.pipeline.stage import Observation, Stage, observe
 
+_NO_KERNEL = "Could not find an implementation"  # as onnxruntime says it
 _CLOSE_DB = 30.0  # optimization levels that agree this well need no mention
 
 
@@ -84,13 +87,16 @@ def check_step(trial: Trial) -> Verdict:
     Raises:
         PassContractError: A promise is broken; names it, and the tensor or node where known.
     """
-    keeps_interface = trial.step.effect is not Effect.INTERFACE
+    keeps_interface = trial.step.actual_effect() is not Effect.INTERFACE
     if keeps_interface:
         _check_interface(trial)
     notes = tuple(_check_validity(trial))
     if trial.before.refusal:
         trial.after.refusal = trial.before.refusal
         return Verdict((*notes, f"not checked by running it: {trial.before.refusal}"))
+    trial.after.refusal = _lacking_kernel(trial)
+    if trial.after.refusal:
+        return Verdict((*notes, f"not checked by running it: {trial.after.refusal}"))
     before = trial.before.observation
     if before is None or not keeps_interface:
         _run(trial, ())  # it has to load all the same
@@ -98,7 +104,7 @@ def check_step(trial: Trial) -> Verdict:
     after = _run(trial, trial.feeds)
     trial.after.observation = after
     _check_finite(trial, before, after)
-    if trial.step.effect is Effect.EXACT:
+    if trial.step.actual_effect() is Effect.EXACT:
         return Verdict(notes, _check_exact(trial, before, after))
     return Verdict((*notes, *_level_notes(before, after)))
 
@@ -133,6 +139,22 @@ def _check_validity(trial: Trial) -> Iterator[str]:
         raise trial.broken("the ONNX checker accepts the model", complaint)
     if complaint:
         yield f"the ONNX checker rejects the model, as it did before the step: {complaint}"
+
+
+def _lacking_kernel(trial: Trial) -> str:
+    """Why a bfloat16 model cannot be run on this machine; empty when it can.
+
+    The operator set allows bfloat16 everywhere; onnxruntime's CPU provider moves it and no more.
+    That is no fault of the step: the model is for another provider.
+    """
+    values = (value for node in all_nodes(trial.after.model) for value in node.outputs)
+    if not any(value.dtype == ir.DataType.BFLOAT16 for value in values):
+        return ""
+    try:
+        open_session(trial.after.path, level=Level.DISABLED, threads=trial.threads)
+    except ModelExecutionError as error:
+        return error.what if _NO_KERNEL in error.what else ""  # others are for the checks
+    return ""
 
 
 def _run(trial: Trial, feeds: tuple[Feeds, ...]) -> Observation:

@@ -75,7 +75,7 @@ def step_facts(record: StepRecord) -> StepFacts:
     step, report = record.step, record.report
     return StepFacts(
         name=step.name,
-        effect=step.effect.value,
+        effect=step.actual_effect().value,
         options=step.model_dump(mode="json"),
         changed=dict(report.changed),
         skipped=tuple(SkippedEntry(node=node, reason=why) for node, why in report.skipped),

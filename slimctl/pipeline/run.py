@@ -182,7 +182,7 @@ class _Runner:
     def _apply(self, index: int, before: Stage) -> tuple[Stage, PassReport]:
         """Runs the pass on a clone and writes the result; ``before`` itself if nothing changed."""
         step = self.chain[index]
-        if step.needs_data and not self.context.has_data:
+        if step.requires_data() and not self.context.has_data:
             raise SourceError(
                 "none", f"Step '{step.name}' needs calibration data", fix="give --calib SOURCE"
             )
@@ -208,7 +208,7 @@ class _Runner:
             earlier = [i for i in range(index) if self.chain[i].name in step.after]
             return earlier[-1]
         first = index
-        while first > 0 and self.chain[first - 1].effect is Effect.APPROXIMATE:
+        while first > 0 and self.chain[first - 1].actual_effect() is Effect.APPROXIMATE:
             first -= 1
         return first
 
@@ -216,7 +216,7 @@ class _Runner:
         if trial.after is trial.before:
             return Verdict()  # checked already
         verdict = check_step(trial)
-        if trial.step.effect is Effect.INTERFACE:
+        if trial.step.actual_effect() is Effect.INTERFACE:
             # The data were opened for another interface: from here on random inputs must do.
             self.probes = observe_original(
                 trial.after, (), seed=self.context.seed, threads=self.context.threads
