@@ -7,6 +7,7 @@ onnxruntime's CPU kernels.
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,6 +35,8 @@ class QuantizedType(NamedTuple):
 
 UINT8 = QuantizedType(np.dtype(np.uint8), 0, 255)
 INT8 = QuantizedType(np.dtype(np.int8), -128, 127)
+UINT16 = QuantizedType(np.dtype(np.uint16), 0, 65535)
+INT16 = QuantizedType(np.dtype(np.int16), -32768, 32767)
 INT8_NARROW = QuantizedType(np.dtype(np.int8), -127, 127)  # symmetric weights
 INT8_REDUCED = QuantizedType(np.dtype(np.int8), -64, 63)  # 7 bits: u8 x s8 pairs fit 16 bits
 UINT8_REDUCED = QuantizedType(np.dtype(np.uint8), 0, 127)
@@ -47,7 +50,9 @@ class Affine(NamedTuple):
     type: QuantizedType
 
 
-def affine_from_range(low: float, high: float, kind: QuantizedType, *, symmetric: bool) -> Affine:
+def affine_from_range(
+    low: float, high: float, kind: QuantizedType, *, symmetric: bool, power_of_two: bool = False
+) -> Affine:
     """Scale and zero point that represent [low, high], with 0.0 exactly representable.
 
     The range is widened to hold zero. Constant-zero and subnormal ranges get scale 1 rather than a
@@ -59,18 +64,25 @@ def affine_from_range(low: float, high: float, kind: QuantizedType, *, symmetric
         high: Finite upper end, at least ``low``.
         kind: Integer type.
         symmetric: Range symmetric about zero.
+        power_of_two: Raise the scale to the next power of two, which clips nothing.
     """
+    up = next_power_of_two if power_of_two else float
     # In float64, since high - low of two float32 extremes overflows float32.
     low64, high64 = min(float(low), 0.0), max(float(high), 0.0)
     if symmetric:
         middle = (kind.low + kind.high + 1) // 2
         bound = max(-low64, high64)
         # The shorter side of the type decides, so that both ends are representable.
-        scale = _usable_scale(bound / min(middle - kind.low, kind.high - middle))
+        scale = up(_usable_scale(bound / min(middle - kind.low, kind.high - middle)))
         return _scalar(scale, middle, kind)
-    scale = _usable_scale((high64 - low64) / (kind.high - kind.low))
+    scale = up(_usable_scale((high64 - low64) / (kind.high - kind.low)))
     zero_point = int(np.clip(np.rint(kind.low - low64 / scale), kind.low, kind.high))
     return _scalar(scale, zero_point, kind)
+
+
+def next_power_of_two(scale: float) -> float:
+    """The smallest power of two that is not less, at most 2^127; exact in float32."""
+    return 2.0 ** min(math.ceil(math.log2(scale)), 127)
 
 
 def _usable_scale(scale: float) -> float:

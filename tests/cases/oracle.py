@@ -173,6 +173,10 @@ def _finite(e: Evidence) -> Iterator[str]:
                 yield f"{name} holds NaN or Inf"
 
 
+def _without(array: np.ndarray, rows: list[int]) -> np.ndarray:
+    return np.delete(array, rows, 1) if rows else array
+
+
 def _quality(e: Evidence) -> Iterator[str]:
     floor = e.case.check.get(FLOORS.get(e.job, ""))
     if floor is None:
@@ -180,8 +184,10 @@ def _quality(e: Evidence) -> Iterator[str]:
     for index, name in enumerate(e.names):
         ignored = e.case.check.get("ignore_rows", {}).get(name, [])
         for level, produced in (("on", e.optimized), ("off", e.plain)):
-            ours = np.concatenate([np.delete(o[index], ignored, 1).ravel() for o in e.reference])
-            theirs = np.concatenate([np.delete(o[index], ignored, 1).ravel() for o in produced])
+            ours, theirs = (
+                np.concatenate([_without(o[index], ignored).ravel() for o in outputs])
+                for outputs in (e.reference, produced)
+            )
             found = sqnr(ours, theirs)
             if found < floor:
                 yield f"{name}: {found:.1f} dB with optimizations {level}, wanted {floor}"
