@@ -28,11 +28,12 @@ from slimctl.passes._fallback import choose_float_layers, noise_of
 from slimctl.passes._fusion_report import FusionReport, inspect_fusion
 from slimctl.passes._layers import is_linear
 from slimctl.passes._placement import Placement, place
-from slimctl.passes._qdq import Emitter, WeightSettings, affines_for
+from slimctl.passes._qdq import Emitter, affines_for
+from slimctl.passes._weights import WeightSettings
 from slimctl.passes.bias_correction import BiasCorrection, correct_biases
 
 if TYPE_CHECKING:
-    from slimctl.passes.quantize import Quantize
+    from slimctl.passes.quantize_static import QuantizeStatic
 
 _HEADROOM_DB = 3.0
 """Layers are left in float until this much more than asked for is kept: the few samples that are
@@ -103,10 +104,13 @@ class Built:
 class Work:
     """Quantizes clones of one float model, with more or fewer layers left in float."""
 
-    def __init__(self, options: Quantize, model: ir.Model, context: Context, rule: Rule) -> None:
+    def __init__(
+        self, options: QuantizeStatic, model: ir.Model, context: Context, rule: Rule
+    ) -> None:
         self.options = options
         self.model = model
         self.context = context
+        self.target = options.effective(context.target)
         self.rule = rule
         self.known: dict[str, Range] = {}
 
@@ -126,17 +130,26 @@ class Work:
 
     def _emit(self, model: ir.Model, placements: list[Placement]) -> list[Emitter]:
         names = NameScope(model)
-        weights = WeightSettings(bool(self.options.per_channel), bool(self.options.reduce_range))
-        kind = self.options.activation_kind()
-        target = self.context.target
-        symmetric = target.activation_symmetric
+        options, target = self.options, self.target
+        weights = WeightSettings(
+            bool(options.per_channel),
+            bool(options.reduce_range),
+            unsigned=options.weight_type == "uint8",
+            power_of_two=bool(options.power_of_two),
+        )
         kernels = frozenset((*target.elementwise, *target.unary, "MatMul"))
         emitters = [
             Emitter(
                 names,
                 placement,
                 kernels,
-                affines_for(placement, self.known, kind, symmetric=symmetric),
+                affines_for(
+                    placement,
+                    self.known,
+                    options.activation_kind(),
+                    symmetric=target.activation_symmetric,
+                    power_of_two=weights.power_of_two,
+                ),
                 weights,
             )
             for placement in placements
@@ -151,7 +164,7 @@ class Work:
         """Placements in which every tensor has a range; tensors without one drop out of them."""
         unusable: frozenset[str] = frozenset()
         while True:
-            placements = place_all(model, self.context.target, selection, unusable)
+            placements = place_all(model, self.target, selection, unusable)
             groups = [group for placement in placements for group in placement.sources.items()]
             sources = dict.fromkeys(source for _, group in groups for source in group)
             self._learn([source for source in sources if source.name not in self.known], model)
@@ -169,7 +182,7 @@ class Work:
         """Ranges: known by operator, read off constants, or calibrated."""
         observed: list[str] = []
         for source in sources:
-            known = known_range(source, self.context.target)
+            known = known_range(source, self.target)
             if known is None:
                 observed.append(source.name or "")
             else:
@@ -179,7 +192,7 @@ class Work:
             method=self.rule.method,
             percentile=self.options.percentile,
             levels=self.options.activation_kind().levels,
-            symmetric=self.context.target.activation_symmetric,
+            symmetric=self.target.activation_symmetric,
             exponent=self.rule.exponent,
         )
         if observed:
@@ -300,7 +313,7 @@ def _nothing_to_do(placements: list[Placement], selection: Selection) -> PassFai
         fix = f"{len(skipped)} candidates were left in float; the first, '{node}': {reason}"
     else:
         fix = "the model has no Conv, ConvTranspose, Gemm or MatMul: there is nothing to gain here"
-    return PassFailedError("quantize", "Nothing in this model can be quantized", fix=fix)
+    return PassFailedError("quantize-static", "Nothing in this model can be quantized", fix=fix)
 
 
 def _notes(emitters: list[Emitter], fusion: FusionReport, selection: Selection) -> list[str]:
@@ -319,8 +332,8 @@ def _notes(emitters: list[Emitter], fusion: FusionReport, selection: Selection) 
     ]
     if storage:
         notes.append(
-            f"{len(storage)} {', '.join(sorted(set(storage)))}: weights stored as int8 and "
-            "computed in float, since the target has no integer kernel"
+            f"{len(storage)} {', '.join(sorted(set(storage)))}: weights stored as integers and "
+            "computed in float"
         )
     shielded = sum(len(emitter.shielded) for emitter in emitters)
     if shielded:

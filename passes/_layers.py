@@ -19,6 +19,9 @@ from slimctl.numerics.affine import SMALLEST_SCALE
 
 LINEAR_OPERATORS: Final = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 _QUANTIZED: Final = ("QuantizeLinear", "DequantizeLinear", "QLinearConv", "QLinearMatMul")
+QUANTIZERS: Final = frozenset({"quantize-static", "quantize-dynamic", "quantize-weights"})
+"""Passes that quantize; a model goes through one of them once."""
+
 _DATA, _WEIGHT, _BIAS = 0, 1, 2
 _SMALLEST_WEIGHT: Final = 127 * SMALLEST_SCALE
 

@@ -17,20 +17,13 @@ from slimctl.passes._layers import Layer
 from slimctl.passes._placement import Placement, clamp_bounds
 from slimctl.passes._weights import (
     QuantizedWeight,
+    WeightSettings,
     bias_scale,
     quantize_bias,
     quantize_weight,
 )
 
-PASS: Final = "quantize"
-
-
-@dataclass(frozen=True)
-class WeightSettings:
-    """How weights are quantized."""
-
-    per_channel: bool
-    reduce_range: bool
+PASS: Final = "quantize-static"
 
 
 @dataclass
@@ -203,12 +196,7 @@ class Emitter:
         input_scale = None
         if node in self.placement.integer:
             input_scale = float(self.affines[layer.data].scale)
-        weight = quantize_weight(
-            layer,
-            per_channel=self.weights.per_channel,
-            reduce_range=self.weights.reduce_range,
-            input_scale=input_scale,
-        )
+        weight = quantize_weight(layer, self.weights, input_scale=input_scale)
         if weight.raised:
             self.raised_channels[node.name or ""] = weight.raised
         bias = layer.bias()
@@ -223,7 +211,7 @@ class Emitter:
         source = layer.weight_value
         stored = self._constant(f"{source.name}_quantized", weight.values)
         scale = self._constant(f"{source.name}_scale", weight.scale)
-        zero = self._constant(f"{source.name}_zero_point", np.zeros(weight.scale.shape, np.int8))
+        zero = self._constant(f"{source.name}_zero_point", weight.zero_point)
         return self._dequantize(layer.node, source, [stored, scale, zero], weight.axis)
 
     def _restored_bias(
@@ -293,6 +281,7 @@ def affines_for(
     kind: QuantizedType,
     *,
     symmetric: bool,
+    power_of_two: bool = False,
 ) -> dict[ir.Value, Affine]:
     """Scale and zero point of every placed tensor from the ranges of its sources.
 
@@ -301,6 +290,7 @@ def affines_for(
         ranges: By tensor name, one for every source.
         kind: Integer type of activations.
         symmetric: Zero point in the middle of the type.
+        power_of_two: Scales are powers of two.
     """
     result: dict[ir.Value, Affine] = {}
     shared: dict[tuple[ir.Value, ...], Affine] = {}
@@ -310,6 +300,8 @@ def affines_for(
             found = [ranges[source.name or ""] for source in sources]
             low = min(item.low for item in found)
             high = max(item.high for item in found)
-            shared[sources] = affine_from_range(low, high, kind, symmetric=symmetric)
+            shared[sources] = affine_from_range(
+                low, high, kind, symmetric=symmetric, power_of_two=power_of_two
+            )
         result[value] = shared[sources]
     return result

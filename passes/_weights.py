@@ -12,7 +12,9 @@ from slimctl.numerics.affine import (
     INT8_NARROW,
     INT8_REDUCED,
     SMALLEST_SCALE,
+    Affine,
     along,
+    fake_quantize,
     quantize,
     symmetric_scales,
 )
@@ -22,8 +24,28 @@ BIAS_LIMIT: Final = 2**30
 """Largest magnitude of an int32 bias: half the type, so that the sum of products, and a later
 correction of the bias, still fit beside it."""
 
+_MIDDLE: Final = 128
+"""Zero point of uint8 weights."""
+
 PAIR_LIMIT: Final = 128
 """Two uint8 x int8 products fit 16 bits while 255 * (|w1| + |w2|) <= 32767."""
+
+
+@dataclass(frozen=True)
+class WeightSettings:
+    """How weights are quantized.
+
+    Attributes:
+        per_channel: One scale per output channel.
+        reduce_range: 7 bits where 16-bit sums could saturate.
+        unsigned: uint8 with the zero point 128 instead of int8.
+        power_of_two: Scales are powers of two.
+    """
+
+    per_channel: bool = True
+    reduce_range: bool = False
+    unsigned: bool = False
+    power_of_two: bool = False
 
 
 @dataclass(frozen=True)
@@ -31,43 +53,75 @@ class QuantizedWeight:
     """An integer weight.
 
     Attributes:
-        values: int8, the shape of the weight.
+        values: int8 or uint8, the shape of the weight.
         scale: float32 [channels], or [] for one scale.
         axis: Channel axis, None for one scale.
         raised: Channels whose scale was raised so that the int32 bias does not overflow.
     """
 
-    values: NDArray[np.int8]
+    values: NDArray[np.integer[Any]]
     scale: NDArray[np.float32]
     axis: int | None
     raised: int = 0
 
+    @property
+    def zero_point(self) -> NDArray[np.integer[Any]]:
+        """The middle of the type, in the shape of the scale: kernels want one for all channels."""
+        middle = _MIDDLE if self.values.dtype == np.uint8 else 0
+        return np.full(self.scale.shape, middle, self.values.dtype)
+
 
 def quantize_weight(
-    layer: Layer, *, per_channel: bool, reduce_range: bool, input_scale: float | None
+    layer: Layer, settings: WeightSettings, *, input_scale: float | None
 ) -> QuantizedWeight:
-    """Symmetric int8 weight of a layer.
+    """Symmetric 8-bit weight of a layer.
 
     Args:
         layer: The layer.
-        per_channel: One scale per output channel where the operator has a channel axis.
-        reduce_range: Use 7 bits in channels where a 16-bit sum of two products could saturate.
+        settings: How; one scale per channel needs an operator with a channel axis.
         input_scale: Scale of the quantized input; None when the bias stays float.
     """
     weight = layer.weight()
-    axis = layer.channel_axis if per_channel else None
+    axis = layer.channel_axis if settings.per_channel else None
     scale = symmetric_scales(weight, axis, INT8_NARROW)
-    if reduce_range:
+    if settings.power_of_two:
+        scale = _powers_of_two(weight, scale, axis)
+    if settings.reduce_range and not settings.unsigned:
         scale = _reduced_scales(weight, scale, axis)
+        scale = _next_powers_of_two(scale) if settings.power_of_two else scale
     bias = layer.bias()
     raised = 0
     if input_scale is not None and bias is not None:
         needed = _scale_for_bias(layer, bias, input_scale, axis)
         raised = int(np.count_nonzero(needed > scale))
         scale = np.maximum(scale, needed)
+        if settings.power_of_two:
+            scale = _next_powers_of_two(scale)
     zero = np.zeros(scale.shape, np.int8)
     values = quantize(weight.astype(np.float32, copy=False), scale, zero, INT8_NARROW, axis)
-    return QuantizedWeight(values.astype(np.int8, copy=False), scale, axis, raised)
+    if settings.unsigned:
+        values = (values.astype(np.int16) + _MIDDLE).astype(np.uint8)
+    return QuantizedWeight(values, scale, axis, raised)
+
+
+def _next_powers_of_two(scale: NDArray[np.float32]) -> NDArray[np.float32]:
+    return np.exp2(np.ceil(np.log2(scale))).astype(np.float32)
+
+
+def _powers_of_two(
+    weight: NDArray[Any], scale: NDArray[np.float32], axis: int | None
+) -> NDArray[np.float32]:
+    """For each channel the neighboring power of two with the lower squared error."""
+    zero = np.zeros(scale.shape, np.int8)
+    others = tuple(index for index in range(weight.ndim) if axis is None or index != axis)
+    above = _next_powers_of_two(scale)
+    below = np.asarray(above / 2, np.float32)
+    errors = []
+    for candidate in (below, above):
+        parameters = Affine(candidate, zero, INT8_NARROW)
+        error = fake_quantize(weight.astype(np.float32), parameters, axis) - weight
+        errors.append(np.sum(error.astype(np.float64) ** 2, axis=others))
+    return np.where(errors[0] < errors[1], below, above).astype(np.float32)
 
 
 def _reduced_scales(

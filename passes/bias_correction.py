@@ -67,7 +67,7 @@ class BiasCorrection(Pass):
     summary: ClassVar[str] = "Move the mean error of quantized weights into the bias"
     effect: ClassVar[Effect] = Effect.APPROXIMATE
     needs_data: ClassVar[bool] = True
-    after: ClassVar[frozenset[str]] = frozenset({"quantize"})
+    after: ClassVar[frozenset[str]] = frozenset({"quantize-static"})
 
     def requires(self, model: ir.Model) -> None:
         """Wants a model with quantized weights.
@@ -78,7 +78,7 @@ class BiasCorrection(Pass):
         if not any(_weight_dequantizer(node) is not None for node in _nodes(model)):
             raise UnsupportedModelError(
                 "No layer has quantized weights, so there is no error to correct",
-                fix="put bias-correction behind quantize",
+                fix="put bias-correction behind quantize-static",
             )
 
     def apply(self, model: ir.Model, context: Context) -> PassReport:

@@ -30,13 +30,11 @@ from slimctl.graph.channels import Group, analyze, group_units
 from slimctl.graph.channels.units import FIXED, Ids
 from slimctl.graph.edit import clone_model
 from slimctl.graph.shapes import infer_shapes
+from slimctl.passes._layers import QUANTIZERS
+from slimctl.passes._outlook import WORTH_DB, gain_note, why_not
 from slimctl.passes._scaling import Scaling, find_scaling
 
-_WORTH_DB: Final = 0.3
-"""Equalized is what gains at least this much: smaller differences are luck, and other data may turn
-them around."""
-
-_EQUAL: Final = 10.0 ** (-_WORTH_DB / 20.0)
+_EQUAL: Final = 10.0 ** (-WORTH_DB / 20.0)
 """Raising channels by less than this cannot gain as much."""
 
 _WEAKEST: Final = 2.0**-8
@@ -80,7 +78,7 @@ class Equalize(Pass):
     summary: ClassVar[str] = "Make the channels of a tensor equally strong before quantization"
     effect: ClassVar[Effect] = Effect.EXACT
     needs_data: ClassVar[bool] = True
-    not_after: ClassVar[frozenset[str]] = frozenset({"quantize"})
+    not_after: ClassVar[frozenset[str]] = QUANTIZERS
 
     def minimum_opset(self, model: ir.Model, target: Target) -> int:
         """What quantization will ask for, so that what is measured here serves it too."""
@@ -104,7 +102,7 @@ class Equalize(Pass):
             return PassReport(skipped=tuple(skipped), notes=("channels are equally strong",))
         nodes = scaling.divide(factors)
         outlook = context.outlook(model, equal, {tensor.name for tensor in tensors})
-        reason = _why_not(outlook, context.later)
+        reason = why_not(outlook, context.later, "equalized")
         if reason:
             skipped.extend(Skipped(_name(group), reason) for group in free)
             return PassReport(skipped=tuple(skipped), notes=(f"dropped: {reason}",))
@@ -169,27 +167,8 @@ def _factors(
     return factors
 
 
-def _why_not(outlook: Outlook | None, later: Sequence[str]) -> str:
-    """Why channels stay as they are; empty when they do not."""
-    if outlook is None:
-        return "no later step can tell whether it helps" if later else ""
-    if outlook.other_db is None:
-        return f"the worst output keeps {outlook.model_db:.1f} dB as it is"
-    if outlook.other_db >= outlook.model_db + _WORTH_DB:
-        return ""
-    return (
-        f"equalized, the worst output would keep {outlook.other_db:.1f} dB, as it is "
-        f"{outlook.model_db:.1f} dB; a gain of {_WORTH_DB:g} dB is asked for"
-    )
-
-
 def _note(factors: NDArray[np.float64], groups: int, outlook: Outlook | None) -> str:
     scaled = factors[factors != 1.0]
     largest = 1.0 / scaled.min(initial=1.0)
     text = f"{scaled.size} channels of {groups} groups raised, by up to {largest:.0f} times"
-    if outlook is None or outlook.other_db is None:
-        return text
-    return (
-        f"{text}: the worst output keeps {outlook.other_db:.1f} dB instead of "
-        f"{outlook.model_db:.1f} dB once quantized"
-    )
+    return gain_note(text, outlook)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import onnx_ir as ir
 from pydantic import Field, field_validator
@@ -19,18 +19,21 @@ from slimctl.core.contract import (
     PassReport,
 )
 from slimctl.core.errors import PassFailedError
-from slimctl.core.target import ActivationType, Target
+from slimctl.core.target import ActivationType, Target, WeightType
 from slimctl.graph.edit import clone_model
 from slimctl.graph.save import content_hash
 from slimctl.graph.select import Selection, check_patterns
 from slimctl.graph.shapes import infer_shapes
-from slimctl.numerics.affine import INT8, UINT8, QuantizedType
+from slimctl.numerics.affine import INT8, INT16, UINT8, UINT16, QuantizedType
 from slimctl.passes._attempt import Built, Outcome, Rule, Work, known_range, place_all
-from slimctl.passes._layers import linear_input, refuse_quantized
+from slimctl.passes._layers import QUANTIZERS, linear_input, refuse_quantized
 from slimctl.passes._widen import widen
-from slimctl.passes.bias_correction import BiasCorrection
-from slimctl.passes.equalize import Equalize
-from slimctl.passes.fuse import Fuse
+
+_KINDS = {"uint8": UINT8, "int8": INT8, "uint16": UINT16, "int16": INT16, "none": UINT8}
+
+_MANY_LEVELS = 256
+
+_OPSET_16_BITS = 21
 
 _RULES = (
     Rule("kl"),
@@ -54,18 +57,15 @@ _AS_GOOD_DB = 0.3
 larger values than the samples do."""
 
 
-class Quantize(Pass):
-    """Calibrated static int8 quantization (Q/DQ)."""
+class QuantizeStatic(Pass):
+    """Calibrated static quantization: Q/DQ pairs with ranges that are fixed beforehand."""
 
-    name: ClassVar[str] = "quantize"
-    summary: ClassVar[str] = "Calibrated static int8 quantization (Q/DQ)"
+    name: ClassVar[str] = "quantize-static"
+    summary: ClassVar[str] = "Calibrated static quantization (Q/DQ)"
     effect: ClassVar[Effect] = Effect.APPROXIMATE
     needs_data: ClassVar[bool] = True
-    not_after: ClassVar[frozenset[str]] = frozenset({"quantize"})
+    not_after: ClassVar[frozenset[str]] = QUANTIZERS
 
-    mode: Literal["static"] = Field(
-        "static", description="static: ranges of activations are fixed by calibration."
-    )
     calibration: CalibrationMethod = Field(
         "auto",
         description="How the range of an activation is chosen from its histogram; "
@@ -78,7 +78,17 @@ class Quantize(Pass):
         le=100.0,
         description="Share of values kept by --calibration percentile, in percent.",
     )
-    activation_type: ActivationType | None = Field(None, description="Integer type of activations.")
+    activation_type: ActivationType | Literal["none"] | None = Field(
+        None,
+        description="Integer type of activations; none stores weights as integers and computes in "
+        "float.",
+    )
+    symmetric_activations: bool | None = Field(
+        None, description="Zero point of activations in the middle of their type."
+    )
+    weight_type: WeightType | None = Field(
+        None, description="Integer type of weights; uint8 is int8 moved by 128."
+    )
     per_channel: bool | None = Field(
         None,
         description="One weight scale per output channel, or one per weight.",
@@ -94,19 +104,15 @@ class Quantize(Pass):
     exclude: tuple[str, ...] = Field(
         (), description="Leave matching nodes in float: as --include; repeatable."
     )
+    power_of_two: bool | None = Field(
+        None, description="Scales are powers of two, for hardware that shifts."
+    )
     min_sqnr: float = Field(
         15.0,
         ge=0.0,
         description="Leave the most sensitive layers in float so that every output keeps this "
         "SQNR on calibration samples, in dB; 0 quantizes whatever can be.",
     )
-    fuse: bool = Field(True, description="Run the fuse pass first.")
-    equalize: bool | None = Field(
-        None,
-        description="Run the equalize pass first; it changes nothing where it does not help.",
-        json_schema_extra={"unset": "with --calibration auto"},
-    )
-    bias_correction: bool = Field(True, description="Run the bias-correction pass afterwards.")
 
     @field_validator("include", "exclude")
     @classmethod
@@ -119,30 +125,27 @@ class Quantize(Pass):
         return "kl" if value == "entropy" else value
 
     def resolve(self, target: Target) -> Self:
-        """Takes the activation type, granularity and range from the target where not given.
-
-        Equalization has to be tried out, which is what ``auto`` takes its time for.
-        """
+        """Takes from the target what is not given."""
         chosen = {
-            "equalize": self.calibration == "auto",
             "activation_type": target.activation_type,
+            "symmetric_activations": target.activation_symmetric,
+            "weight_type": target.weight_type,
             "per_channel": target.per_channel,
             "reduce_range": target.reduce_range,
+            "power_of_two": target.power_of_two,
         }
         missing = {key: value for key, value in chosen.items() if getattr(self, key) is None}
         return self.model_copy(update=missing)
 
-    def expand(self) -> tuple[Pass, ...]:
-        """Fuse, equalize, quantize, bias-correction, as far as they are wanted."""
-        alone = self.model_copy(update={"fuse": False, "equalize": False, "bias_correction": False})
-        before = (*((Fuse(),) if self.fuse else ()), *((Equalize(),) if self.equalize else ()))
-        after = (BiasCorrection(),) if self.bias_correction else ()
-        return (*before, alone, *after)
+    def requires_data(self) -> bool:
+        """Not where activations stay in float."""
+        return self.activation_type != "none"
 
     def minimum_opset(self, model: ir.Model, target: Target) -> int:
-        """What the target asks for: 13 where scales are per channel."""
+        """What the target asks for (13 where scales are per channel); 21 for 16 bits."""
         del model
-        return target.minimum_opset
+        wide = self.activation_type in ("uint16", "int16")
+        return max(target.minimum_opset, _OPSET_16_BITS if wide else 0)
 
     def requires(self, model: ir.Model) -> None:
         """Refuses a model that is quantized already.
@@ -154,13 +157,13 @@ class Quantize(Pass):
 
     def anticipates(self, model: ir.Model, target: Target) -> tuple[LinearInput, ...]:
         """Inputs whose means bias-correction will ask for."""
-        placements = place_all(model, target, self._selection())
+        placements = place_all(model, self.effective(target), self._selection())
         layers = (layer for placement in placements for layer in placement.layers)
         return tuple(linear_input(layer) for layer in layers)
 
     def anticipates_ranges(self, model: ir.Model, target: Target) -> tuple[str, ...]:
         """Tensors that are calibrated if every layer can be quantized."""
-        placements = place_all(model, target, self._selection())
+        placements = place_all(model, self.effective(target), self._selection())
         groups = [group for placement in placements for group in placement.sources.values()]
         sources = dict.fromkeys(source for group in groups for source in group)
         return tuple(s.name or "" for s in sources if known_range(s, target) is None)
@@ -180,7 +183,7 @@ class Quantize(Pass):
         if self.min_sqnr and context.has_data:
             built = work.keep_sqnr(built, self.min_sqnr, outcome)
         model.graph = built.model.graph
-        return built.report(outcome, context.target)
+        return built.report(outcome, work.target)
 
     def _best_start(
         self, model: ir.Model, context: Context, outcome: Outcome
@@ -202,6 +205,8 @@ class Quantize(Pass):
         The second is tried by the rule that serves the first best: what it gains, it gains at
         least.
         """
+        if model.opset_imports.get("", 0) < self.minimum_opset(model, context.target):
+            return None
         first, second = clone_model(model), clone_model(other)
         for clone in (first, second):
             infer_shapes(clone)
@@ -211,7 +216,7 @@ class Quantize(Pass):
             if not scores:
                 return None
             rule = _best(scores)
-            if scores[rule] >= _GOOD_DB:
+            if other is model or scores[rule] >= _GOOD_DB:
                 return Outlook(scores[rule], None)
             work = self._work(second, context, rule)
             score = work.score(work.build(self._selection()))
@@ -222,8 +227,20 @@ class Quantize(Pass):
     def _rules(self, target: Target) -> tuple[Rule, ...]:
         if self.calibration != "auto":
             return (Rule(self.calibration),)
+        if self.activation_kind().levels > _MANY_LEVELS:
+            return (Rule("minmax"),)  # steps are so fine that clipping gains nothing
         # Symmetric ranges have one end to choose: squares serve them.
-        return (_FIRST,) if target.activation_symmetric else _RULES
+        return (_FIRST,) if self.effective(target).activation_symmetric else _RULES
+
+    def effective(self, target: Target) -> Target:
+        """The target with the options of this pass in place of its defaults."""
+        options = self.resolve(target)
+        changes: dict[str, Any] = {"activation_symmetric": options.symmetric_activations}
+        if options.activation_type == "none":
+            stored = (*target.weighted, *target.storage_only)
+            changes |= {"weighted": (), "storage_only": stored}
+            changes |= {"elementwise": (), "unary": (), "data_movement": ()}
+        return target.model_copy(update=changes)
 
     def _scores(self, model: ir.Model, context: Context) -> dict[Rule, float]:
         """SQNR in dB that the worst output keeps, by rule; empty where none is measured."""
@@ -248,10 +265,10 @@ class Quantize(Pass):
 
     def activation_kind(self) -> QuantizedType:
         """The integer type of activations, once resolved."""
-        return INT8 if self.activation_type == "int8" else UINT8
+        return _KINDS[self.activation_type or "uint8"]
 
 
 def _best(scores: Mapping[Rule, float]) -> Rule:
     """Of the rules that are as good as the best, the one that clips least."""
     enough = max(scores.values()) - _AS_GOOD_DB
-    return [rule for rule in _RULES if scores.get(rule, -math.inf) >= enough][-1]
+    return [rule for rule, score in scores.items() if score >= enough][-1]

@@ -40,8 +40,15 @@ BUILT_IN: dict[str, Entry] = {
     ),
     "quantize": Entry(
         "slimctl.passes.quantize:Quantize",
-        "Calibrated static int8 quantization (Q/DQ)",
+        "Quantize: static int8, dynamic, weight-only int4, fp16 or bf16",
         command=True,
+    ),
+    "quantize-static": Entry(
+        "slimctl.passes.quantize_static:QuantizeStatic", "Calibrated static quantization (Q/DQ)"
+    ),
+    "quantize-dynamic": Entry(
+        "slimctl.passes.quantize_dynamic:QuantizeDynamic",
+        "Integer weights, activations quantized at run time",
     ),
     "prune": Entry(
         "slimctl.passes.prune:Prune",
@@ -52,9 +59,21 @@ BUILT_IN: dict[str, Entry] = {
         "slimctl.passes.equalize:Equalize",
         "Make the channels of a tensor equally strong before quantization",
     ),
+    "smooth": Entry(
+        "slimctl.passes.smooth:Smooth",
+        "Even out strong channels in front of linear layers (SmoothQuant)",
+    ),
     "bias-correction": Entry(
         "slimctl.passes.bias_correction:BiasCorrection",
         "Move the mean error of quantized weights into the bias",
+    ),
+    "convert-float": Entry(
+        "slimctl.passes.convert_float:ConvertFloat",
+        "Convert float32 to float16 or bfloat16 where the values allow it",
+    ),
+    "quantize-weights": Entry(
+        "slimctl.passes.quantize_weights:QuantizeWeights",
+        "Store matrices with 2, 4 or 8 bits per weight; activations stay float",
     ),
 }
 

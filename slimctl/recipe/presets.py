@@ -103,6 +103,6 @@ def _scalar(text: str) -> str:
 
 
 def _needs_data(preset: str) -> bool:
-    from slimctl.core.registry import find_pass
+    from slimctl.recipe.parse import load_recipe
 
-    return any(find_pass(step).needs_data for step in _preset(preset).steps)
+    return any(step.requires_data() for step in load_recipe(preset_path(preset)).steps)

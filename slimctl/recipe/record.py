@@ -33,7 +33,7 @@ def manifest_of(
         notes: About this run, not about its result.
     """
     job, done = bench.job, found.done
-    used = any(step.needs_data or step.uses_data for step in job.steps)
+    used = any(step.requires_data() or step.uses_data for step in job.steps)
     calibration = bench.calibration if used else None
     run = facts.this_run(job.threads).model_copy(
         update={

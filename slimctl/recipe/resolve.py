@@ -100,7 +100,7 @@ def check_complete(parsed: ParsedRecipe) -> None:
             (), "The recipe names no model", "add 'model: PATH', or give --set model=PATH"
         )
     for index, step in enumerate(parsed.steps):
-        if step.needs_data and recipe.data.calibration is None:
+        if step.requires_data() and recipe.data.calibration is None:
             raise parsed.places.error(
                 ("steps", index),
                 f"Step '{step.name}' needs calibration data",

@@ -114,8 +114,8 @@ def test_quantize_json_is_one_document(inputs: Path, slimctl) -> None:
     assert (ended.code, ended.stderr) == (0, "")
     assert document["files"] == ["small.onnx", "small.manifest.json"]
     steps = {step["name"]: step for step in document["manifest"]["steps"]}
-    assert steps["quantize"]["options"]["calibration"] == "kl"
-    assert steps["quantize"]["options"]["per_channel"] is False
+    assert steps["quantize-static"]["options"]["calibration"] == "kl"
+    assert steps["quantize-static"]["options"]["per_channel"] is False
     assert document["manifest"]["calibration"]["samples"] == 8
     on_disk = json.loads((inputs / "small.manifest.json").read_text())
     assert on_disk["manifest_hash"] == document["manifest"]["manifest_hash"]
@@ -347,8 +347,8 @@ def test_dry_run_resolves_and_writes_nothing(recipe: Path, slimctl) -> None:
     assert ended.code == 0
     planned = yaml.safe_load(ended.stdout)
     options = {next(iter(step)): next(iter(step.values())) for step in planned["steps"]}
-    assert options["quantize"]["calibration"] == "kl"
-    assert options["quantize"]["activation_type"] == "uint8"
+    assert options["quantize-static"]["calibration"] == "kl"
+    assert options["quantize-static"]["activation_type"] == "uint8"
     assert parsed(slimctl(*arguments, "--json")) == planned
     assert sorted(os.listdir()) == before
 
@@ -374,7 +374,7 @@ def test_recipe_check(recipe: Path, slimctl) -> None:
     assert ended.code == 0
     assert "valid" in ended.stdout
     document = parsed(slimctl("recipe", "check", "tiny.yaml", "--json"))
-    assert [next(iter(step)) for step in document["steps"]][:2] == ["fuse", "quantize"]
+    assert [next(iter(step)) for step in document["steps"]][:2] == ["fuse", "quantize-static"]
 
 
 def test_recipe_list_and_show(slimctl) -> None:

@@ -52,6 +52,7 @@ class Pair(NamedTuple):
                 "notes": [],
                 "warnings": [],
                 "tables": [],
+                "timings": [],
                 "facts": {},
             },
         ),

@@ -16,7 +16,7 @@ from slimctl.core.errors import UnsupportedModelError
 from slimctl.graph.edit import add_initializer, const_array, interface
 from slimctl.passes._layers import Layer, expected_output, linear_input, recognize
 from slimctl.passes.bias_correction import BiasCorrection
-from slimctl.passes.quantize import Quantize
+from slimctl.passes.quantize_static import QuantizeStatic
 
 # Name: (ONNX text of one layer, shapes of x, w and b)
 LAYERS: dict[str, tuple[str, dict[str, tuple[int, ...]]]] = {
@@ -76,7 +76,7 @@ def corrected(
         context = plain_context(feeds, model)
         quantized = model.clone()
         # Coarse weights make the effect plain: per tensor, one scale for all.
-        Quantize(per_channel=False).apply(quantized, context)
+        QuantizeStatic(per_channel=False).apply(quantized, context)
         result = quantized.clone()
         report = BiasCorrection().apply(result, context)
         assert interface(result) == interface(model)
@@ -218,7 +218,7 @@ def test_shared_bias_of_another_layer_is_not_touched(plain_context: Callable[...
     graph.outputs.append(second.outputs[0])
     context = plain_context(_feeds((1, 4, 7, 7)), model)
     result = model.clone()
-    Quantize().apply(result, context)
+    QuantizeStatic().apply(result, context)
     report = BiasCorrection().apply(result, context)
     # The zero weight has no error; its bias stays as it was.
     assert [item.node for item in report.skipped] == ["second"]

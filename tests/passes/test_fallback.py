@@ -13,7 +13,7 @@ from onnx import numpy_helper
 
 from slimctl.passes._attempt import Rule
 from slimctl.passes._fallback import choose_float_layers, noise_of
-from slimctl.passes.quantize import Quantize
+from slimctl.passes.quantize_static import QuantizeStatic
 
 
 def test_noise_is_the_power_behind_the_decibels() -> None:
@@ -104,11 +104,11 @@ def test_layer_before_a_logarithm_is_found(plain_context: Callable[..., Any]) ->
     model, feeds = _spectrum()
     context = plain_context(feeds, model)
     everything = model.clone()
-    Quantize(min_sqnr=0).apply(everything, context)
+    QuantizeStatic(min_sqnr=0).apply(everything, context)
     assert context.fidelity(everything)["y"] < 15
 
     result = model.clone()
-    report = Quantize(min_sqnr=20).apply(result, context)
+    report = QuantizeStatic(min_sqnr=20).apply(result, context)
     assert context.fidelity(result)["y"] >= 20
     assert [item.node for item in report.skipped] == ["Conv_s"]
     assert "left in float for accuracy" in report.skipped[0].reason
@@ -119,7 +119,7 @@ def test_layer_before_a_logarithm_is_found(plain_context: Callable[..., Any]) ->
 def test_floor_that_cannot_be_kept_is_said(plain_context: Callable[..., Any]) -> None:
     model, feeds = _spectrum()
     result = model.clone()
-    report = Quantize(min_sqnr=150).apply(result, plain_context(feeds, model))
+    report = QuantizeStatic(min_sqnr=150).apply(result, plain_context(feeds, model))
     assert any("does not reach it" in warning for warning in report.warnings)
 
 
@@ -141,7 +141,7 @@ def test_only_a_model_below_the_floor_is_scanned(
     model, feeds = _spectrum()
     context = plain_context(feeds, model)
     context.progress = _Watched()
-    Quantize(min_sqnr=floor).apply(model.clone(), context)
+    QuantizeStatic(min_sqnr=floor).apply(model.clone(), context)
     assert context.progress.labels == scans
 
 
@@ -166,7 +166,7 @@ def test_auto_takes_the_rule_that_serves_the_outputs_best(
         return context.requests[-1].method, context.requests[-1].exponent
 
     context.fidelity = lambda *_: {"y": by_rule[last()]}
-    report = Quantize(min_sqnr=0).apply(model.clone(), context)
+    report = QuantizeStatic(min_sqnr=0).apply(model.clone(), context)
     tried = [(request.method, request.exponent) for request in context.requests]
     assert tried[:-1] == rules
     assert str(Rule(*tried[-1])) == taken
@@ -176,5 +176,5 @@ def test_auto_takes_the_rule_that_serves_the_outputs_best(
 def test_other_methods_are_not_tried_out(plain_context: Callable[..., Any]) -> None:
     model, feeds = _spectrum()
     context = plain_context(feeds, model)
-    Quantize(calibration="kl", min_sqnr=0).apply(model.clone(), context)
+    QuantizeStatic(calibration="kl", min_sqnr=0).apply(model.clone(), context)
     assert len(context.requests) == 1

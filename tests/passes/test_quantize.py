@@ -23,6 +23,7 @@ from slimctl.passes.bias_correction import BiasCorrection
 from slimctl.passes.equalize import Equalize
 from slimctl.passes.fuse import Fuse
 from slimctl.passes.quantize import Quantize
+from slimctl.passes.quantize_static import QuantizeStatic
 from slimctl.targets import load_target
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -142,12 +143,15 @@ def _feeds(model: ir.Model, count: int = 8) -> list[dict[str, np.ndarray]]:
 @pytest.fixture
 def quantized(plain_context: Callable[..., Any]) -> Callable[..., tuple[ir.Model, PassReport]]:
     def apply(
-        model: ir.Model, options: Quantize | None = None, target: Any = "cpu", feeds: Any = None
+        model: ir.Model,
+        options: QuantizeStatic | None = None,
+        target: Any = "cpu",
+        feeds: Any = None,
     ) -> tuple[ir.Model, PassReport]:
         result = model.clone()
         profile = load_target(target) if isinstance(target, str) else target
         context = plain_context(feeds or _feeds(model), model, profile)
-        report = (options or Quantize()).apply(result, context)
+        report = (options or QuantizeStatic()).apply(result, context)
         assert interface(result) == interface(model)
         return result, report
 
@@ -258,7 +262,7 @@ def test_per_tensor(quantized: Callable[..., Any]) -> None:
     model = _model(
         "(float[1,3,5,5] x) => (float[1,4,5,5] y) { y = Conv(x, w) }", {"w": _random(4, 3, 1, 1)}
     )
-    result, _ = quantized(model, Quantize(per_channel=False))
+    result, _ = quantized(model, QuantizeStatic(per_channel=False))
     assert _initializer(result, "w_scale").shape == ()
 
 
@@ -399,7 +403,7 @@ def test_exclude(exclude: str, left: set[str], quantized: Callable[..., Any]) ->
         "g = MatMul(f, u) }",
         {"w": _random(4, 3, 1, 1), "v": _random(2, 4, 1, 1), "u": _random(2, 2)},
     )
-    _, report = quantized(model, Quantize(exclude=(exclude,)))
+    _, report = quantized(model, QuantizeStatic(exclude=(exclude,)))
     assert {item.node for item in report.skipped} == left
     assert all("excluded" in item.reason for item in report.skipped)
 
@@ -414,7 +418,7 @@ def test_layer_left_in_float_is_not_quantized_by_onnxruntime(
         f"{{ a0 = Conv(x, w) a1 = Conv(a0, v) {relu} y = Conv({last}, u) }}",
         {"w": _random(4, 3, 1, 1), "v": _random(4, 4, 1, 1), "u": _random(2, 4, 1, 1)},
     )
-    result, report = quantized(model, Quantize(exclude=("n1",)))
+    result, report = quantized(model, QuantizeStatic(exclude=("n1",)))
     assert report.facts["shielded"] == ["n1"]
     feeds = _feeds(model)
     plain, optimized = (
@@ -427,19 +431,19 @@ def test_layer_left_in_float_is_not_quantized_by_onnxruntime(
 
 
 def test_include_only(quantized: Callable[..., Any]) -> None:
-    _, report = quantized(_graph("conv_relu_conv"), Quantize(include=("Conv_y",)))
+    _, report = quantized(_graph("conv_relu_conv"), QuantizeStatic(include=("Conv_y",)))
     assert report.changed["Conv"] == 1
     assert [item.node for item in report.skipped] == ["Conv_a"]
 
 
 def test_pattern_that_matches_nothing_is_said(quantized: Callable[..., Any]) -> None:
-    _, report = quantized(_graph("conv_relu_conv"), Quantize(exclude=("Softmax*",)))
+    _, report = quantized(_graph("conv_relu_conv"), QuantizeStatic(exclude=("Softmax*",)))
     assert any("Softmax*" in note for note in report.notes)
 
 
 def test_pattern_that_does_not_compile_is_an_error() -> None:
     with pytest.raises(OptionError, match="regular expression"):
-        Quantize(exclude=("re:(",))
+        QuantizeStatic(exclude=("re:(",))
 
 
 def test_nothing_to_quantize(quantized: Callable[..., Any]) -> None:
@@ -450,7 +454,7 @@ def test_nothing_to_quantize(quantized: Callable[..., Any]) -> None:
 def test_quantized_model_is_refused(quantized: Callable[..., Any]) -> None:
     result, _ = quantized(_graph("mlp"))
     with pytest.raises(UnsupportedModelError, match="already"):
-        Quantize().requires(result)
+        QuantizeStatic().requires(result)
 
 
 @pytest.mark.parametrize(
@@ -574,25 +578,25 @@ def test_body_of_a_loop_is_left_alone_and_named(quantized: Callable[..., Any]) -
 
 
 def test_options_resolve_from_the_target() -> None:
-    resolved = Quantize().resolve(load_target("cpu-arm64"))
+    resolved = QuantizeStatic().resolve(load_target("cpu-arm64"))
     assert (resolved.activation_type, resolved.per_channel, resolved.reduce_range) == (
         "int8",
         True,
         False,
     )
-    explicit = Quantize(activation_type="uint8").resolve(load_target("cpu-arm64"))
+    explicit = QuantizeStatic(activation_type="uint8").resolve(load_target("cpu-arm64"))
     assert explicit.activation_type == "uint8"
 
 
 def test_expands_to_a_chain_of_single_passes() -> None:
     chain = Quantize(calibration="kl", equalize=True).expand()
-    assert [type(step) for step in chain] == [Fuse, Equalize, Quantize, BiasCorrection]
+    assert [type(step) for step in chain] == [Fuse, Equalize, QuantizeStatic, BiasCorrection]
     assert chain[2].expand() == (chain[2],)
     assert chain[2].calibration == "kl"
 
 
 def test_entropy_is_another_name_for_kl() -> None:
-    assert Quantize.model_validate({"calibration": "entropy"}).calibration == "kl"
+    assert QuantizeStatic.model_validate({"calibration": "entropy"}).calibration == "kl"
 
 
 def test_loads_from_a_file(tmp_path: Path, quantized: Callable[..., Any]) -> None:

@@ -16,7 +16,7 @@ from slimctl.core.errors import PassFailedError
 from slimctl.graph.edit import const_array
 from slimctl.graph.session import Level
 from slimctl.passes.bias_correction import BiasCorrection
-from slimctl.passes.quantize import Quantize
+from slimctl.passes.quantize_static import QuantizeStatic
 
 X = "(float[2,4,8,8] x) => "
 WEIGHTS = {
@@ -116,7 +116,7 @@ def _quantize(
 ) -> tuple[ir.Model, PassReport]:
     result = model.clone()
     context = plain_context(feeds or _feeds(model), model)
-    return result, Quantize(min_sqnr=0).apply(result, context)
+    return result, QuantizeStatic(min_sqnr=0).apply(result, context)
 
 
 @pytest.mark.parametrize("name", FORMS)
@@ -160,7 +160,7 @@ def test_operator_excluded_by_the_user_stays_float(
     rng = np.random.default_rng(1)
     feeds = [{"x": rng.normal(0, 1, (1, 4, 8, 8)).astype(np.float32)} for _ in range(4)]
     result = model.clone()
-    report = Quantize(exclude=("op:Add",)).apply(result, plain_context(feeds, model))
+    report = QuantizeStatic(exclude=("op:Add",)).apply(result, plain_context(feeds, model))
     assert "QLinearAdd" not in report.facts["fusion"]["kernels"]
     assert report.facts["shielded"] == ["s"]
     assert outputs_of(result, feeds)[0].shape == outputs_of(model, feeds)[0].shape
@@ -185,7 +185,7 @@ def test_relu_in_a_branch_that_never_ran_ends_with_a_reason(
     x = rng.normal(0, 1, (1, 4, 6, 6)).astype(np.float32)
     feeds = [{"x": x, "flag": np.array(True)} for _ in range(3)]
     with pytest.raises(PassFailedError, match="no usable range"):
-        Quantize().apply(loaded.clone(), plain_context(feeds, loaded))
+        QuantizeStatic().apply(loaded.clone(), plain_context(feeds, loaded))
 
 
 def test_weights_without_a_usable_scale_stay_float(plain_context: Callable[..., Any]) -> None:
@@ -221,7 +221,7 @@ def test_float16_inside_branches(
         for i in range(8)
     ]
     result, context = loaded.clone(), plain_context(feeds, loaded)
-    Quantize(min_sqnr=0).apply(result, context)
+    QuantizeStatic(min_sqnr=0).apply(result, context)
     BiasCorrection().apply(result, context)
     ours, theirs = (outputs_of(m, feeds)[0].astype(np.float64) for m in (loaded, result))
     assert 10 * np.log10(np.mean(ours**2) / np.mean((ours - theirs) ** 2)) > 30
@@ -232,7 +232,7 @@ def test_correction_that_harms_an_output_is_taken_back(plain_context: Callable[.
     feeds = _feeds(model)
     context = plain_context(feeds, model)
     quantized = model.clone()
-    Quantize(min_sqnr=0).apply(quantized, context)
+    QuantizeStatic(min_sqnr=0).apply(quantized, context)
     # A context that sees the outputs get worse, whatever the correction does.
     values = iter([{"y": 31.0}, {"y": 30.5}, {"y": 30.0}, {"y": 29.0}])
     context.fidelity = lambda *_: next(values)
@@ -247,7 +247,7 @@ def test_few_samples_that_mislead_are_overruled(plain_context: Callable[..., Any
     model = _model("relu_beside_signed_concat")
     context = plain_context(_feeds(model), model)
     quantized = model.clone()
-    Quantize(min_sqnr=0).apply(quantized, context)
+    QuantizeStatic(min_sqnr=0).apply(quantized, context)
     values = iter([{"y": 31.0}, {"y": 30.5}, {"y": 29.0}, {"y": 30.0}])
     context.fidelity = lambda *_: next(values)
     assert BiasCorrection().apply(quantized, context).changed["bias"] > 0

@@ -1,0 +1,244 @@
+"""Quantization in every mode: the chain of passes that each stands for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, ClassVar, Final, Literal, Self
+
+from pydantic import Field, JsonValue, ValidationError, field_validator, model_validator
+
+from slimctl.core.contract import CalibrationMethod, Effect, Pass
+from slimctl.core.target import ActivationType
+from slimctl.graph.select import check_patterns
+from slimctl.passes._weights_algorithms import Algorithm
+from slimctl.passes._weights_write import StoredType
+from slimctl.passes.bias_correction import BiasCorrection
+from slimctl.passes.convert_float import ConvertFloat
+from slimctl.passes.equalize import Equalize
+from slimctl.passes.fuse import Fuse
+from slimctl.passes.quantize_dynamic import QuantizeDynamic
+from slimctl.passes.quantize_static import QuantizeStatic
+from slimctl.passes.quantize_weights import QuantizeWeights
+from slimctl.passes.smooth import Smooth
+
+Mode = Literal["static", "dynamic", "weight-only", "fp16", "bf16"]
+
+_SINGLE: Final[dict[Mode, tuple[type[Pass], dict[str, Any]]]] = {
+    "static": (QuantizeStatic, {}),
+    "dynamic": (QuantizeDynamic, {}),
+    "weight-only": (QuantizeWeights, {}),
+    "fp16": (ConvertFloat, {"kind": "fp16"}),
+    "bf16": (ConvertFloat, {"kind": "bf16"}),
+}
+"""The pass of each mode, and what the mode says about it."""
+
+_MANY_LEVELS: Final = 256
+
+_OWN: Final = frozenset({"mode", "fuse", "equalize", "smooth", "bias_correction"})
+"""Options about the chain; all others go to the mode's pass."""
+
+_CHAIN_OPTIONS: Final[dict[str, tuple[Mode, ...]]] = {
+    "equalize": ("static",),
+    "smooth": ("static", "dynamic"),
+    "bias_correction": ("static",),
+}
+"""Modes in which there is something that these can do."""
+
+
+def _unset(default: str) -> dict[str, JsonValue]:
+    """What the help shows for an option that the mode's pass decides."""
+    return {"unset": default}
+
+
+class Quantize(Pass):
+    """Quantize: static, dynamic, weights only, or to float16 and bfloat16."""
+
+    name: ClassVar[str] = "quantize"
+    summary: ClassVar[str] = "Quantize: static int8, dynamic, weight-only int4, fp16 or bf16"
+    effect: ClassVar[Effect] = Effect.APPROXIMATE
+    needs_data: ClassVar[bool] = True
+
+    mode: Mode = Field(
+        "static",
+        description="static: ranges of activations are fixed by calibration; dynamic: they are "
+        "taken at run time; weight-only: matrices are stored with few bits and computed in float; "
+        "fp16, bf16: float types of 16 bits.",
+    )
+    calibration: CalibrationMethod | None = Field(
+        None,
+        description="static: how the range of an activation is chosen from its histogram; auto "
+        "tries several ways on the whole network.",
+        json_schema_extra=_unset("auto"),
+    )
+    percentile: float | None = Field(
+        None,
+        gt=50.0,
+        le=100.0,
+        description="static: share of values kept by --calibration percentile, in percent.",
+        json_schema_extra=_unset("99.999"),
+    )
+    activation_type: ActivationType | Literal["none"] | None = Field(
+        None,
+        description="static: integer type of activations; none stores weights as integers and "
+        "computes in float.",
+    )
+    symmetric_activations: bool | None = Field(
+        None, description="static: zero point of activations in the middle of their type."
+    )
+    weight_type: StoredType | None = Field(
+        None,
+        description="Integer type of weights; fewer than 8 bits with weight-only.",
+    )
+    block_size: int | None = Field(
+        None,
+        ge=0,
+        description="weight-only: inputs that share a scale, a power of two from 16; 0: one scale "
+        "per output.",
+        json_schema_extra=_unset("32"),
+    )
+    algorithm: Algorithm | None = Field(
+        None,
+        description="weight-only: rtn rounds to nearest, hqq sets outliers aside, gptq lets later "
+        "weights make good for earlier ones, awq spares strong inputs; the last two need data.",
+        json_schema_extra=_unset("rtn"),
+    )
+    symmetric: bool | None = Field(
+        None,
+        description="weight-only: no zero points.",
+        json_schema_extra=_unset("signed types only"),
+    )
+    accuracy_level: int | None = Field(
+        None,
+        ge=0,
+        le=4,
+        description="weight-only: least precision that MatMulNBits may compute in: 0 that of the "
+        "model, 1 float32, 2 float16, 3 bfloat16, 4 int8.",
+        json_schema_extra=_unset("0"),
+    )
+    embeddings: bool | None = Field(
+        None,
+        description="weight-only: tables of which rows are looked up, too.",
+        json_schema_extra=_unset("yes"),
+    )
+    format: Literal["qdq", "nbits"] | None = Field(
+        None,
+        description="weight-only: nbits writes onnxruntime's MatMulNBits, qdq the standard "
+        "DequantizeLinear.",
+        json_schema_extra=_unset("nbits"),
+    )
+    per_channel: bool | None = Field(
+        None,
+        description="One weight scale per output channel, or one per weight.",
+        json_schema_extra={"flags": ["--per-channel/--per-tensor"]},
+    )
+    reduce_range: bool | None = Field(
+        None,
+        description="7-bit weights where 16-bit sums could saturate (processors without VNNI).",
+    )
+    power_of_two: bool | None = Field(
+        None, description="static: scales are powers of two, for hardware that shifts."
+    )
+    min_sqnr: float | None = Field(
+        None,
+        ge=0.0,
+        description="static, dynamic: leave the most sensitive layers in float so that every "
+        "output keeps this SQNR on calibration samples, in dB; 0 quantizes whatever can be.",
+        json_schema_extra=_unset("15, dynamic 20"),
+    )
+    keep_io: bool | None = Field(
+        None,
+        description="fp16, bf16: inputs and outputs of the model stay float32.",
+        json_schema_extra=_unset("yes"),
+    )
+    include: tuple[str, ...] = Field(
+        (), description="Quantize only matching nodes: name glob, op:TYPE or re:REGEX; repeatable."
+    )
+    exclude: tuple[str, ...] = Field(
+        (), description="Leave matching nodes in float: as --include; repeatable."
+    )
+    fuse: bool = Field(True, description="Run the fuse pass first.")
+    equalize: bool | None = Field(
+        None,
+        description="static: run the equalize pass first; it changes nothing where it does not "
+        "help.",
+        json_schema_extra=_unset("with --calibration auto"),
+    )
+    smooth: float | None = Field(
+        None,
+        ge=0.0,
+        le=1.0,
+        description="static, dynamic: run the smooth pass first, with this alpha; 0 leaves it out.",
+        json_schema_extra=_unset("with --calibration auto, alpha searched"),
+    )
+    bias_correction: bool | None = Field(
+        None,
+        description="static: run the bias-correction pass afterwards.",
+        json_schema_extra=_unset("yes"),
+    )
+
+    @field_validator("include", "exclude")
+    @classmethod
+    def _patterns_compile(cls, patterns: tuple[str, ...]) -> tuple[str, ...]:
+        return check_patterns(patterns)
+
+    @field_validator("calibration", mode="before")
+    @classmethod
+    def _entropy_is_kl(cls, value: object) -> object:
+        return "kl" if value == "entropy" else value
+
+    @model_validator(mode="after")
+    def _options_fit_the_mode(self) -> Self:
+        for name in self._given():
+            modes = _CHAIN_OPTIONS.get(name, (self.mode,))
+            known = name in _OWN or name in _SINGLE[self.mode][0].model_fields
+            if not known or self.mode not in modes:
+                raise ValueError(f"{name} has no meaning for mode {self.mode}")
+        try:
+            self._single()
+        except ValidationError as error:
+            problem = error.errors(include_url=False)[0]
+            place = ": ".join(str(part) for part in problem["loc"])
+            raise ValueError(f"mode {self.mode}: {place}: {problem['msg']}") from error
+        return self
+
+    def _given(self) -> dict[str, Any]:
+        """Options that somebody set."""
+        fields = type(self).model_fields
+        return {
+            name: value
+            for name in fields
+            if (value := getattr(self, name)) != fields[name].get_default()
+        }
+
+    def requires_data(self) -> bool:
+        """What the mode's pass says."""
+        return self._single().requires_data()
+
+    def _single(self) -> Pass:
+        kind, fixed = _SINGLE[self.mode]
+        given = {name: value for name, value in self._given().items() if name not in _OWN}
+        return kind.model_validate({**fixed, **given})
+
+    def expand(self) -> tuple[Pass, ...]:
+        """Fuse, equalize, smooth, the mode's pass, bias-correction, as far as they are wanted."""
+        single = self._single()
+        before: list[Pass] = [Fuse()] if self.fuse else []
+        if isinstance(single, QuantizeStatic):
+            return (*before, *self._around(single))
+        if self.smooth:
+            before.append(Smooth(alpha=self.smooth))
+        return (*before, single)
+
+    def _around(self, single: QuantizeStatic) -> Iterator[Pass]:
+        """The static pass with what raises its accuracy."""
+        calibrated = single.requires_data()
+        wide = single.activation_kind().levels > _MANY_LEVELS  # steps too fine to gain from it
+        # They have to be tried out, which is what ``auto`` takes its time for.
+        tried = single.calibration == "auto" and calibrated and not wide
+        if tried if self.equalize is None else self.equalize:
+            yield Equalize()
+        if self.smooth or (tried and self.smooth is None):
+            yield Smooth(alpha=self.smooth)
+        yield single
+        if calibrated if self.bias_correction is None else self.bias_correction:
+            yield BiasCorrection()
