@@ -31,6 +31,7 @@ from slimctl.cli.derive import (  # noqa: E402
 from slimctl.cli.group import root_command  # noqa: E402
 from slimctl.cli.words import setting  # noqa: E402
 from slimctl.core.registry import BUILT_IN, find_pass  # noqa: E402
+from slimctl.core.rules import Demand, OperatorTable, Rule  # noqa: E402
 from slimctl.recipe.json_schema import recipe_json_schema  # noqa: E402
 from slimctl.targets import load_target, target_names  # noqa: E402
 
@@ -176,9 +177,44 @@ def targets_page() -> Iterator[str]:
         rows = [
             (f"`{key}`", setting(getattr(target, key)), field.description or "")
             for key, field in type(target).model_fields.items()
-            if key not in ("name", "title")
+            if key not in ("name", "title", "rules", "operators")
         ]
         yield from _table(("setting", "value", "meaning"), rows)
+        yield from _operators(target.operators)
+        yield from _rules(target.rules)
+    yield from _demands()
+
+
+def _demands() -> Iterator[str]:
+    rows = [(f"`{key}`", field.description or "") for key, field in Demand.model_fields.items()]
+    yield from ("## What a rule can require", "")
+    yield from _table(("demand", "meaning"), rows)
+
+
+def _operators(table: OperatorTable) -> Iterator[str]:
+    names = "those the installed onnxruntime has kernels for" if table.installed else ""
+    listed = ", ".join(f"`{name}`" for name in table.names)
+    yield from (f"Operators: {names or listed}. From {_link(table.document)}.", "")
+
+
+def _rules(rules: Sequence[Rule]) -> Iterator[str]:
+    rows = [
+        (
+            rule.name,
+            setting(rule.operators) + ("" if rule.applies_to == "all" else f" ({rule.applies_to})"),
+            str(rule.require),
+            rule.effect,
+            f"{rule.reason}. {rule.fix[0].upper()}{rule.fix[1:]}.",
+            _link(rule.document),
+        )
+        for rule in rules
+    ]
+    if rows:
+        yield from _table(("rule", "operators", "wants", "else", "why, what helps", "from"), rows)
+
+
+def _link(document: str) -> str:
+    return f"<{document}>" if document.startswith("https://") else f"`{document}`"
 
 
 def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:

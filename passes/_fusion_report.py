@@ -19,7 +19,14 @@ _FLOAT_FORMS: Final = {
     "Gemm": ("Gemm", "FusedGemm"),
     "MatMul": ("MatMul", "FusedMatMul"),
 }
-_INTEGER_KERNELS: Final = ("QLinear", "QGemm", "MatMulInteger", "ConvInteger", "DynamicQuantize")
+_INTEGER_KERNELS: Final = (
+    "QLinear",
+    "QGemm",
+    "MatMulInteger",
+    "MatMulNBits",
+    "ConvInteger",
+    "DynamicQuantize",
+)
 
 
 @dataclass(frozen=True)

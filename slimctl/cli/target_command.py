@@ -1,4 +1,4 @@
-"""``slimctl target list`` and ``slimctl target show``."""
+"""``slimctl target list``, ``slimctl target show`` and ``slimctl target check``."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from slimctl.cli.group import help_without_command, new_app
 from slimctl.cli.options import Json, complete_target
 from slimctl.cli.output import Output
 from slimctl.cli.table import Facts, Table
+from slimctl.cli.target_check_command import check_model
 
 app = new_app(help="Execution-provider profiles.")
+app.command("check")(check_model)
 
 
 @app.callback(invoke_without_command=True)
@@ -67,8 +69,21 @@ def show_target(
                 [
                     (key, field.description or "", words.setting(getattr(target, key)))
                     for key, field in fields.items()
-                    if key not in ("name", "title")
+                    if key not in ("name", "title", "rules", "operators")
                 ],
+            ),
+            Table(
+                ("rule", "operators", "wants", "what helps"),
+                [
+                    (
+                        rule.name,
+                        words.setting(rule.operators),
+                        str(rule.require),
+                        rule.fix,
+                    )
+                    for rule in target.rules
+                ],
+                title="Rules",
             ),
         ],
     )

@@ -63,9 +63,17 @@ BUILT_IN: dict[str, Entry] = {
         "slimctl.passes.smooth:Smooth",
         "Even out strong channels in front of linear layers (SmoothQuant)",
     ),
+    "round-weights": Entry(
+        "slimctl.passes.round_weights:RoundWeights",
+        "Round weights so that what their layers compute changes least",
+    ),
     "bias-correction": Entry(
         "slimctl.passes.bias_correction:BiasCorrection",
         "Move the mean error of quantized weights into the bias",
+    ),
+    "qoperator": Entry(
+        "slimctl.passes.qoperator:QOperator",
+        "Operators on integers in place of Q/DQ pairs (QOperator format)",
     ),
     "convert-float": Entry(
         "slimctl.passes.convert_float:ConvertFloat",
@@ -74,6 +82,10 @@ BUILT_IN: dict[str, Entry] = {
     "quantize-weights": Entry(
         "slimctl.passes.quantize_weights:QuantizeWeights",
         "Store matrices with 2, 4 or 8 bits per weight; activations stay float",
+    ),
+    "legalize": Entry(
+        "slimctl.passes.legalize:Legalize",
+        "Rewrite what the target's provider does not take; fix open sizes",
     ),
 }
 

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Iterator
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from slimctl.core.rules import OperatorTable, Rule
+
 ActivationType = Literal["uint8", "int8", "uint16", "int16"]
 WeightType = Literal["int8", "uint8"]
+
+ABSORBED = ("Relu", "Clip")
+"""Activation functions that kernels of other operators compute along."""
 
 
 class Target(BaseModel):
@@ -19,13 +25,14 @@ class Target(BaseModel):
     title: str = Field(description="One line for people.")
     provider: str = Field(description="onnxruntime execution provider.")
     documents: tuple[str, ...] = Field(description="Where the rules come from.")
+    quantize_mode: Literal["static", "fp16"] = Field(
+        default="static", description="The mode of quantize that this provider gains from."
+    )
     activation_type: ActivationType = Field(description="Default type of quantized activations.")
     activation_symmetric: bool = Field(description="Zero point fixed at the middle of the type.")
     weight_type: WeightType = Field(description="Default type of quantized weights.")
     per_channel: bool = Field(description="One weight scale per output channel by default.")
-    power_of_two: bool = Field(
-        default=False, description="Scales are powers of two by default."
-    )
+    power_of_two: bool = Field(default=False, description="Scales are powers of two by default.")
     reduce_range: bool = Field(
         description="Weights use 7 bits: the kernels add pairs of uint8 x int8 products in 16 bits."
     )
@@ -34,22 +41,36 @@ class Target(BaseModel):
         description="Operators with an integer kernel for constant weights."
     )
     storage_only: tuple[str, ...] = Field(
-        description="Operators whose weights are stored as integers but computed in float."
+        default=(),
+        description="Operators whose weights are stored as integers but computed in float.",
     )
     float_output: tuple[str, ...] = Field(
-        description="Weighted operators whose integer kernel can write float: no Q after them."
+        default=(),
+        description="Weighted operators whose integer kernel can write float: no Q after them.",
     )
     elementwise: tuple[str, ...] = Field(
-        description="Operators of several activations with an integer kernel."
+        default=(), description="Operators of several activations with an integer kernel."
     )
     unary: tuple[str, ...] = Field(
-        description="Operators of one activation with an integer kernel and a range of their own."
+        default=(),
+        description="Operators of one activation with an integer kernel and a range of their own.",
     )
     data_movement: tuple[str, ...] = Field(
-        description="Operators that hand values on unchanged: input and output share one range."
+        default=(),
+        description="Operators that hand values on unchanged: input and output share one range.",
+    )
+    whole_graph: bool = Field(
+        default=False,
+        description="Every operator with an integer kernel is quantized, whatever stands beside "
+        "it: float operators are slow, or run elsewhere.",
+    )
+    quantize_readers: bool = Field(
+        default=False,
+        description="Float operators read a tensor as integer kernels do: a residual sum then "
+        "joins the convolution in front of it.",
     )
     fixed_ranges: dict[str, tuple[float, float]] = Field(
-        description="Operators whose output range is known without data."
+        default_factory=dict, description="Operators whose output range is known without data."
     )
     session_settings: dict[str, str] = Field(
         default_factory=dict,
@@ -63,4 +84,65 @@ class Target(BaseModel):
     float32_only: tuple[str, ...] = Field(
         default=(), description="Operators that a float16 or bfloat16 model keeps in float32."
     )
-    resize_modes: tuple[str, ...] = Field(description="Resize modes that only move values.")
+    resize_modes: tuple[str, ...] = Field(
+        default=(), description="Resize modes that only move values."
+    )
+    operators: OperatorTable = Field(description="What the provider runs in float.")
+    quantized_form: tuple[str, ...] = Field(
+        default=(), description="Further operators that it runs in integers between Q/DQ pairs."
+    )
+    absorbing: tuple[str, ...] = Field(
+        default=(), description="Float operators that compute a Relu or Clip behind them along."
+    )
+    absorbing_integers: tuple[str, ...] = Field(
+        default=(),
+        description="Operators whose integer kernel computes a Relu or Clip in front of the Q "
+        "along, also where the Q does not make it redundant.",
+    )
+    interface_types: tuple[str, ...] = Field(
+        default=(), description="Element types of inputs and outputs; empty: any."
+    )
+    rules: tuple[Rule, ...] = Field(default=(), description="What it asks of the nodes it takes.")
+
+    @property
+    def integer_operators(self) -> frozenset[str]:
+        """Every operator that the provider runs in integers between Q/DQ pairs."""
+        movement, forms = self.data_movement, self.quantized_form
+        return frozenset((*self.weighted, *self.elementwise, *self.unary, *movement, *forms))
+
+    def demands(self, name: str, operator: str | None = None) -> Iterator[Any]:
+        """What rules ask for under one name, see :class:`~slimctl.core.rules.Demand`.
+
+        Args:
+            name: Field of ``Demand``.
+            operator: Only rules that speak of it; None: all rules.
+        """
+        for rule in self.rules:
+            if operator is None or rule.covers(operator):
+                given = rule.require.given()
+                if name in given:
+                    yield given[name]
+
+    def asks(self, name: str, operator: str | None = None) -> bool:
+        """Whether some rule demands something."""
+        return any(True for _ in self.demands(name, operator))
+
+    def weight_axis(self, operator: str, own: int | None) -> int | None:
+        """Axis that has one weight scale per channel; None for one scale.
+
+        Args:
+            operator: Operator of a layer.
+            own: Axis of the output channels in this layer's weight, None if it has none.
+        """
+        for axes in self.demands("weight_axes", operator):
+            if own is None or own not in axes:
+                own = axes[0] if axes and own is not None else None
+        return own
+
+    def weight_type_of(self, operator: str, wanted: WeightType) -> WeightType:
+        """The wanted type, or the first that the operator's weights may have."""
+        for types in self.demands("weight_types", operator):
+            usable = [kind for kind in types if kind in ("int8", "uint8")]
+            if wanted not in usable and usable:
+                return usable[0]  # type: ignore[no-any-return]  # a WeightType by the line above
+        return wanted

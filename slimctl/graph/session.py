@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from enum import StrEnum
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import onnx_ir as ir
@@ -18,6 +18,7 @@ from slimctl.graph._ort_errors import translated
 from slimctl.graph.bodies import expose, observable_graphs
 from slimctl.graph.edit import NameScope, clone_model, remove_dead, used_values
 from slimctl.graph.load import detach, quiet_onnx_ir
+from slimctl.graph.opset import default_opset, raise_opset
 from slimctl.graph.save import (
     EXTERNAL_THRESHOLD,
     in_memory,
@@ -59,6 +60,42 @@ def onnxruntime_version() -> str:
     import onnxruntime as ort
 
     return str(ort.__version__)
+
+
+class Kernel(NamedTuple):
+    """An implementation of an operator in the installed onnxruntime.
+
+    Attributes:
+        domain: Of the operator, empty for ONNX's own.
+        op_type: Its name.
+        since: First version of the operator set that it implements.
+        until: Last version.
+        types: Types it takes, such as ``tensor(float)``, by type parameter of the schema.
+    """
+
+    domain: str
+    op_type: str
+    since: int
+    until: int
+    types: Mapping[str, Sequence[str]]
+
+
+@cache
+def registered_kernels(provider: str = CPU) -> tuple[Kernel, ...]:
+    """Every kernel of an installed execution provider.
+
+    Raises:
+        ModelExecutionError: The installed onnxruntime does not have the provider.
+    """
+    from onnxruntime.capi import onnxruntime_pybind11_state as state
+
+    _providers(provider)
+    found = [kernel for kernel in state.get_all_opkernel_def() if kernel.provider == provider]
+    return tuple(
+        Kernel(kernel.domain, kernel.op_name, since, until, kernel.type_constraints)
+        for kernel in found
+        for since, until in (kernel.version_range,)
+    )
 
 
 def open_session(
@@ -222,6 +259,10 @@ def _failures() -> tuple[type[Exception], ...]:
     return (*own, RuntimeError, ValueError, TypeError)
 
 
+_IF_OF_ANY_SHAPE = 11
+"""Operator set from which the branches of an If may give tensors of different shapes."""
+
+
 def tapped(model: ir.Model, tensors: Sequence[str], *, only: bool = False) -> ir.Model:
     """A clone with intermediate tensors as outputs; weights are shared with the original.
 
@@ -236,7 +277,11 @@ def tapped(model: ir.Model, tensors: Sequence[str], *, only: bool = False) -> ir
     """
     clone = clone_model(model)
     values = ir.convenience.create_value_mapping(clone.graph, include_subgraphs=False)
-    values |= _exposed(clone, [name for name in tensors if name not in values])
+    inside = [name for name in tensors if name not in values]
+    if inside and default_opset(model) < _IF_OF_ANY_SHAPE:
+        clone = clone_model(raise_opset(model, _IF_OF_ANY_SHAPE))
+        values = ir.convenience.create_value_mapping(clone.graph, include_subgraphs=False)
+    values |= _exposed(clone, inside)
     missing = [name for name in tensors if name not in values]
     if missing:
         raise UnsupportedModelError(

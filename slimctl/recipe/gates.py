@@ -7,7 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from slimctl.core.errors import GateFailedError
-from slimctl.recipe.schema import AccuracyGate, Gates, LatencyGate, SizeGate, SqnrGate
+from slimctl.recipe.schema import (
+    AccuracyGate,
+    Gates,
+    LatencyGate,
+    PlacementGate,
+    SizeGate,
+    SqnrGate,
+)
 
 _DIGITS = 9
 """0.98 - 0.97 is 0.010000000000000009 in floating point; a bound of 0.01 means to allow it."""
@@ -25,6 +32,7 @@ class Evidence:
         metric_result: Its value for the result.
         higher_is_better: Which direction of the metric is an improvement.
         latency: Milliseconds by percentile of the original and of the result.
+        fallbacks: What does not run on the target's provider.
     """
 
     size_ratio: float
@@ -34,6 +42,7 @@ class Evidence:
     metric_result: float | None = None
     higher_is_better: bool = True
     latency: tuple[dict[str, Any], dict[str, Any]] | None = None
+    fallbacks: int | None = None
 
 
 @dataclass(frozen=True)
@@ -71,6 +80,8 @@ def _verdicts(gates: Gates, evidence: Evidence) -> Iterator[GateResult]:
         yield _size(gates.size, evidence)
     if gates.latency is not None:
         yield _latency(gates.latency, evidence)
+    if gates.placement is not None:
+        yield _placement(gates.placement, evidence)
 
 
 def _accuracy(gate: AccuracyGate, evidence: Evidence) -> GateResult:
@@ -101,6 +112,14 @@ def _latency(gate: LatencyGate, evidence: Evidence) -> GateResult:
     before, after = (float(side[f"{gate.percentile}_ms"]) for side in evidence.latency)
     facts = f"{gate.percentile} went from {before:.3f} to {after:.3f} ms, {before / after:.2f}x"
     return _at_least("latency", before / after, gate.min_speedup, facts, unit="x", repeatable=False)
+
+
+def _placement(gate: PlacementGate, evidence: Evidence) -> GateResult:
+    if evidence.fallbacks is None:
+        return _unmeasured("placement", gate.max_fallback_nodes, "placement was not checked")
+    found, bound = evidence.fallbacks, gate.max_fallback_nodes
+    message = f"{found} nodes, inputs or outputs fall back; at most {bound} allowed"
+    return GateResult("placement", bound, found, found <= bound, message)
 
 
 def _at_most(gate: str, found: float, bound: float, facts: str) -> GateResult:

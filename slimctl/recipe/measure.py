@@ -20,6 +20,7 @@ from slimctl.pipeline.run import PipelineResult
 from slimctl.recipe.gates import Evidence
 from slimctl.recipe.resolve import Job
 from slimctl.recipe.schema import DataSpec
+from slimctl.targets.check import check_placement
 
 LATENCY_SECONDS = 20.0
 """Longest time that a latency gate measures for."""
@@ -116,6 +117,7 @@ class Measurements:
         comparison: Distance of the outputs on the evaluation data; None when not compared.
         latency: Of the original and of the result, when a gate asks for it.
         score: The latest measurement of the metric.
+        fallbacks: What does not run on the target's provider, when a gate asks for it.
     """
 
     done: PipelineResult
@@ -123,6 +125,7 @@ class Measurements:
     comparison: Comparison | None
     latency: tuple[BenchResult, BenchResult] | None
     score: Score | None
+    fallbacks: int | None = None
 
 
 def measure(
@@ -130,8 +133,19 @@ def measure(
 ) -> Measurements:
     """Compares a result with its original as far as the job asks for it."""
     return Measurements(
-        done, tuple(files), _compare(bench, done, files[0]), _latency(bench, done, files[0]), score
+        done,
+        tuple(files),
+        _compare(bench, done, files[0]),
+        _latency(bench, done, files[0]),
+        score,
+        _fallbacks(bench, done),
     )
+
+
+def _fallbacks(bench: Bench, done: PipelineResult) -> int | None:
+    if bench.job.gates.placement is None:
+        return None
+    return check_placement(done.model, bench.job.target).violations
 
 
 def _compare(bench: Bench, done: PipelineResult, result: Path) -> Comparison | None:
@@ -177,4 +191,5 @@ def evidence(bench: Bench, found: Measurements) -> Evidence:
         metric_result=latest.metric,
         higher_is_better=score is None or score.higher_is_better,
         latency=(latency[0].to_dict(), latency[1].to_dict()) if latency else None,
+        fallbacks=found.fallbacks,
     )

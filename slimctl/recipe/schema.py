@@ -95,6 +95,14 @@ class LatencyGate(RecipePart):
     threads: int = Field(1, ge=1, description="Threads of both models while measuring.")
 
 
+class PlacementGate(RecipePart):
+    """What the target's provider does not take; ``slimctl target check`` lists it."""
+
+    max_fallback_nodes: int = Field(
+        ge=0, description="Most nodes, inputs and outputs that another provider has to run."
+    )
+
+
 class Gates(RecipePart):
     """Bounds that the result must keep; a broken one fails the run with exit code 1."""
 
@@ -102,6 +110,9 @@ class Gates(RecipePart):
     sqnr: SqnrGate | None = Field(None, description="Bound on the numeric distance.")
     size: SizeGate | None = Field(None, description="Bound on the size of the files.")
     latency: LatencyGate | None = Field(None, description="Bound on the time of one run.")
+    placement: PlacementGate | None = Field(
+        None, description="Bound on what does not run on the target's provider."
+    )
 
 
 class OutputSpec(RecipePart):

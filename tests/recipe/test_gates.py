@@ -6,7 +6,14 @@ import pytest
 
 from slimctl.core.errors import GateFailedError
 from slimctl.recipe.gates import Evidence, GateResult, gate_error, judge
-from slimctl.recipe.schema import AccuracyGate, Gates, LatencyGate, SizeGate, SqnrGate
+from slimctl.recipe.schema import (
+    AccuracyGate,
+    Gates,
+    LatencyGate,
+    PlacementGate,
+    SizeGate,
+    SqnrGate,
+)
 
 
 def one(gates: Gates, **evidence: object) -> GateResult:
@@ -54,6 +61,13 @@ def test_size(found: float, passed: bool) -> None:
     assert one(Gates(size=SizeGate(max_ratio=0.35)), size_ratio=found).passed is passed
 
 
+@pytest.mark.parametrize(("found", "passed"), [(0, True), (2, True), (3, False)])
+def test_placement(found: int, passed: bool) -> None:
+    result = one(Gates(placement=PlacementGate(max_fallback_nodes=2)), fallbacks=found)
+    assert result.passed is passed
+    assert result.message.startswith(f"{found} nodes")
+
+
 @pytest.mark.parametrize(("percentile", "passed"), [("p50", True), ("p90", False), ("p99", False)])
 def test_latency(percentile: str, passed: bool) -> None:
     before = {"p50_ms": 10.0, "p90_ms": 12.0, "p99_ms": 20.0}
@@ -70,6 +84,7 @@ def test_latency(percentile: str, passed: bool) -> None:
         Gates(accuracy=AccuracyGate(max_drop=1)),
         Gates(sqnr=SqnrGate(min_db=-300)),
         Gates(latency=LatencyGate(min_speedup=0.1)),
+        Gates(placement=PlacementGate(max_fallback_nodes=99)),
     ],
 )
 def test_what_cannot_be_measured_has_not_passed(gates: Gates) -> None:

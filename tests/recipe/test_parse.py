@@ -55,10 +55,10 @@ HEAD = "version: 1\nname: a\n"
             "did you mean 'max_ratio'?",
         ),
         (
-            HEAD + "steps: [tidy]\ngates:\n  placement: {max_fallback_nodes: 0}\n",
+            HEAD + "steps: [tidy]\ngates:\n  carbon: {max_grams: 0}\n",
             5,
-            "Unknown key 'placement'",
-            "(valid: accuracy, sqnr, size, latency)",
+            "Unknown key 'carbon'",
+            "valid names: accuracy, latency, placement, size, sqnr",
         ),
         (
             HEAD + "steps:\n  - tidy\n  - shrnk\n",
