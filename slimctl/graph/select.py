@@ -72,6 +72,11 @@ class Selection:
             return "not among the included nodes"
         return None
 
+    def is_named(self, node: ir.Node) -> bool:
+        """Whether the user included this very node, by its name or that of an output."""
+        names = {node.name, *(value.name for value in node.outputs)}
+        return any(pattern in names for pattern in self.include)
+
     def unused(self) -> list[str]:
         """Patterns that matched no node asked about so far: most likely misspelled."""
         return [p for p in (*self.include, *self.exclude) if p not in self._used]
