@@ -80,7 +80,7 @@ class Reader:
         self, x: NDArray[Any], batches: int, seed: Sequence[int]
     ) -> NDArray[np.int64] | None:
         """Some positions of what it writes; None if there are none."""
-        written = _written(self.layer, x)
+        written = written_shape(self.layer, x)
         if x.ndim < 2 or 0 in written:
             return None
         wanted = min(max(_ROWS, _ROWS_PER_INPUT * len(self.order)), _MOST_ROWS)
@@ -158,7 +158,7 @@ def second_moments(
     return found
 
 
-def _written(layer: LinearLayer, x: NDArray[Any]) -> tuple[int, ...]:
+def written_shape(layer: LinearLayer, x: NDArray[Any]) -> tuple[int, ...]:
     """Shape of what the layer writes, up to the number of channels."""
     if layer.layer.node.op_type != "Conv":
         rows = x.shape[:-1]

@@ -10,7 +10,6 @@ the shift is exact, padding and strides included, without running the layer.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
@@ -26,7 +25,6 @@ from slimctl.core.contract import (
     Skipped,
 )
 from slimctl.core.errors import UnsupportedModelError
-from slimctl.graph.bodies import observable_graphs
 from slimctl.graph.edit import (
     NameScope,
     add_initializer,
@@ -35,29 +33,14 @@ from slimctl.graph.edit import (
     remove_dead,
     set_provenance,
 )
-from slimctl.numerics.affine import dequantize
-from slimctl.passes._layers import Layer, expected_output, is_linear, linear_input, recognize
+from slimctl.passes._layers import expected_output, linear_input
+from slimctl.passes._quantized_layers import (
+    QuantizedLayer,
+    observable_nodes,
+    quantized_layers,
+    weight_dequantizer,
+)
 from slimctl.passes._weights import BIAS_LIMIT, quantize_bias
-
-
-@dataclass(frozen=True)
-class _Candidate:
-    """A layer of the quantized model beside its float original.
-
-    Attributes:
-        node: In the quantized model.
-        original: In the float model.
-        restored: The weight as the quantized model computes with it.
-    """
-
-    node: ir.Node
-    original: Layer
-    restored: NDArray[np.float32]
-
-    @property
-    def error(self) -> NDArray[np.float32]:
-        """What quantization added to the weight; exact in float32 where it is of any size."""
-        return self.restored - self.original.weight().astype(np.float32, copy=False)
 
 
 class BiasCorrection(Pass):
@@ -68,6 +51,7 @@ class BiasCorrection(Pass):
     effect: ClassVar[Effect] = Effect.APPROXIMATE
     needs_data: ClassVar[bool] = True
     after: ClassVar[frozenset[str]] = frozenset({"quantize-static"})
+    not_after: ClassVar[frozenset[str]] = frozenset({"qoperator"})
 
     def requires(self, model: ir.Model) -> None:
         """Wants a model with quantized weights.
@@ -75,7 +59,7 @@ class BiasCorrection(Pass):
         Raises:
             UnsupportedModelError: There is none.
         """
-        if not any(_weight_dequantizer(node) is not None for node in _nodes(model)):
+        if not any(weight_dequantizer(node) is not None for node in observable_nodes(model)):
             raise UnsupportedModelError(
                 "No layer has quantized weights, so there is no error to correct",
                 fix="put bias-correction behind quantize-static",
@@ -87,7 +71,7 @@ class BiasCorrection(Pass):
         gains, skipped = correct_biases(model, context.reference, context)
         loss = _loss(before, context.fidelity(model)) if gains else ""
         if loss:  # a few samples may mislead
-            loss = _loss(context.fidelity(uncorrected, "many"), context.fidelity(model, "many"))
+            loss = _loss(context.fidelity(uncorrected, "scores"), context.fidelity(model, "scores"))
         if loss:
             model.graph = uncorrected.graph
             skipped.extend(Skipped(name, loss) for name in gains)
@@ -113,7 +97,7 @@ def correct_biases(
     Returns:
         The share of the squared mean error that goes, by layer; and the layers left alone.
     """
-    candidates, skipped = _candidates(model, reference)
+    candidates, skipped = quantized_layers(model, reference)
     layers = [linear_input(candidate.original) for candidate in candidates]
     means = context.input_means(reference, layers)
     names = NameScope(model)
@@ -145,64 +129,17 @@ def _notes(gains: dict[str, float]) -> tuple[str, ...]:
     return (f"mean output error of rounded weights lowered by {typical:.0%} (median of layers)",)
 
 
-def _nodes(model: ir.Model) -> list[ir.Node]:
-    """Nodes whose inputs can be observed: outside loops."""
-    return [node for place in observable_graphs(model) for node in place.graph]
-
-
 def _graph(node: ir.Node) -> ir.Graph:
     assert isinstance(node.graph, ir.Graph), "a node of a model"
     return node.graph
 
 
-def _candidates(model: ir.Model, reference: ir.Model) -> tuple[list[_Candidate], list[Skipped]]:
-    originals = {node.name: node for node in _nodes(reference)}
-    found: list[_Candidate] = []
-    skipped: list[Skipped] = []
-    for node in _nodes(model):
-        restored = _weight_dequantizer(node)
-        if restored is None:
-            continue
-        layer = _original(originals.get(node.name))
-        if isinstance(layer, str):
-            skipped.append(Skipped(node.name or "", layer))
-        else:
-            found.append(_Candidate(node, layer, _dequantized(restored)))
-    return found, skipped
+def _error(candidate: QuantizedLayer) -> NDArray[np.float32]:
+    """What quantization added to the weight; exact in float32 where it is of any size."""
+    return candidate.restored() - candidate.original.weight().astype(np.float32, copy=False)
 
 
-def _original(node: ir.Node | None) -> Layer | str:
-    if node is None:
-        return "the float model has no layer of this name"
-    layer = recognize(node)
-    if isinstance(layer, Layer) and layer.weight().ndim > 2 and node.op_type == "MatMul":
-        return "its weight is a stack of matrices: no single mean describes its input"
-    return layer
-
-
-def _weight_dequantizer(node: ir.Node) -> ir.Node | None:
-    """The DQ that feeds the weight of a linear layer from a stored integer, if there is one."""
-    if not is_linear(node) or len(node.inputs) < 2 or node.inputs[1] is None:
-        return None
-    producer = node.inputs[1].producer()
-    if producer is None or producer.op_type != "DequantizeLinear":
-        return None
-    return producer if const_array(producer.inputs[0]) is not None else None
-
-
-def _dequantized(node: ir.Node) -> NDArray[np.float32]:
-    """Values of a DQ node with constant inputs."""
-    arrays = [const_array(value) for value in node.inputs]
-    codes, scale = arrays[0], arrays[1]
-    assert codes is not None and scale is not None, "a DQ of constants"
-    zero_point = np.zeros(scale.shape, codes.dtype) if len(arrays) < 3 else arrays[2]
-    assert zero_point is not None
-    attribute = node.attributes.get("axis")
-    axis = 1 if attribute is None else attribute.as_int()
-    return dequantize(codes, scale, zero_point, axis if scale.size > 1 else None)
-
-
-def _correct(candidate: _Candidate, means: Any, names: NameScope) -> float | str:
+def _correct(candidate: QuantizedLayer, means: Any, names: NameScope) -> float | str:
     """Changes the bias of one layer.
 
     Returns:
@@ -212,7 +149,7 @@ def _correct(candidate: _Candidate, means: Any, names: NameScope) -> float | str
     mean: InputMean | None = means.get(candidate.node.name)
     if mean is None:
         return "its input never held a finite value"
-    error = candidate.error
+    error = _error(candidate)
     shift = expected_output(candidate.original, error, mean.both)
     gain = _gain(candidate, error, mean)
     if gain <= 0:
@@ -223,7 +160,7 @@ def _correct(candidate: _Candidate, means: Any, names: NameScope) -> float | str
     return reason or gain
 
 
-def _gain(candidate: _Candidate, error: NDArray[np.float32], mean: InputMean) -> float:
+def _gain(candidate: QuantizedLayer, error: NDArray[np.float32], mean: InputMean) -> float:
     """Cross-validated: each half of the samples is corrected by what the other half says."""
     if mean.second is None:
         return 1.0
@@ -234,7 +171,9 @@ def _gain(candidate: _Candidate, error: NDArray[np.float32], mean: InputMean) ->
     return 0.0 if before == 0.0 else 1.0 - after / before
 
 
-def _write_bias(candidate: _Candidate, bias: NDArray[np.float64], names: NameScope) -> str | None:
+def _write_bias(
+    candidate: QuantizedLayer, bias: NDArray[np.float64], names: NameScope
+) -> str | None:
     """Stores the corrected bias where the layer keeps it; returns a reason when it cannot."""
     node, graph = candidate.node, _graph(candidate.node)
     if node.op_type == "MatMul":
@@ -280,7 +219,7 @@ def _set_bias(node: ir.Node, value: ir.Value) -> None:
 
 
 def _int32_scale(
-    candidate: _Candidate, data: ir.Node, current: ir.Value | None
+    candidate: QuantizedLayer, data: ir.Node, current: ir.Value | None
 ) -> NDArray[np.float32]:
     """Scale of the int32 bias: the existing one, or input scale times weight scale."""
     old = current.producer() if current is not None else None
@@ -288,7 +227,7 @@ def _int32_scale(
     if stored is not None:
         return stored.astype(np.float32)
     input_scale = const_array(data.inputs[1])
-    weight = _weight_dequantizer(candidate.node)
+    weight = weight_dequantizer(candidate.node)
     assert weight is not None and input_scale is not None
     weight_scale = const_array(weight.inputs[1])
     assert weight_scale is not None
@@ -299,7 +238,7 @@ def _int32_scale(
 
 
 def _write_following_add(
-    candidate: _Candidate, bias: NDArray[np.float64], names: NameScope
+    candidate: QuantizedLayer, bias: NDArray[np.float64], names: NameScope
 ) -> str | None:
     """Corrects the constant that is added right behind a MatMul."""
     users = list(candidate.node.outputs[0].uses())
