@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -24,10 +25,12 @@ from slimctl.core.target import Target
 from slimctl.graph.bodies import observable_graphs
 from slimctl.graph.edit import NameScope, clone_model, const_array, remove_dead
 from slimctl.graph.select import Selection
+from slimctl.passes._exclusions import by_pattern
+from slimctl.passes._exclusions_ranges import by_range, mixed_tensors
 from slimctl.passes._fallback import choose_float_layers, noise_of
-from slimctl.passes._fusion_report import FusionReport, inspect_fusion
 from slimctl.passes._layers import is_linear
 from slimctl.passes._placement import Placement, place
+from slimctl.passes._provider_view import look_at
 from slimctl.passes._qdq import Emitter, affines_for
 from slimctl.passes._weights import WeightSettings
 from slimctl.passes.bias_correction import BiasCorrection, correct_biases
@@ -89,15 +92,15 @@ class Built:
         ]
 
     def report(self, outcome: Outcome, target: Target) -> PassReport:
-        """What was done, the optimized graph inspected."""
-        fusion = inspect_fusion(self.model, target)
+        """What was done, and what the provider makes of it."""
+        seen = look_at(self.model, target)
         skipped = [item for emitter in self.emitters for item in emitter.placement.skipped]
         return PassReport(
             changed=self.operators,
-            skipped=(*skipped, *fusion.unfused),
-            notes=(*outcome.notes, *_notes(self.emitters, fusion, self.selection)),
+            skipped=(*skipped, *seen.skipped),
+            notes=(*outcome.notes, *seen.notes, *_notes(self.emitters, self.selection)),
             warnings=tuple(outcome.warnings),
-            facts=_facts(self.emitters, fusion, self.ranges),
+            facts=_facts(self.emitters, self.ranges) | dict(seen.facts),
         )
 
 
@@ -123,7 +126,7 @@ class Work:
         clone = clone_model(self.model)
         placements = self._calibrated(clone, selection)
         if not any(placement.integer or placement.layers for placement in placements):
-            raise _nothing_to_do(placements, selection)
+            raise _nothing_to_do(placements, selection, self.target)
         operators = _operators(placements)
         emitters = self._emit(clone, placements)
         return Built(clone, selection, emitters, dict(self.known), operators)
@@ -137,17 +140,16 @@ class Work:
             unsigned=options.weight_type == "uint8",
             power_of_two=bool(options.power_of_two),
         )
-        kernels = frozenset((*target.elementwise, *target.unary, "MatMul"))
         emitters = [
             Emitter(
                 names,
                 placement,
-                kernels,
+                target,
                 affines_for(
                     placement,
                     self.known,
                     options.activation_kind(),
-                    symmetric=target.activation_symmetric,
+                    target,
                     power_of_two=weights.power_of_two,
                 ),
                 weights,
@@ -163,20 +165,37 @@ class Work:
     def _calibrated(self, model: ir.Model, selection: Selection) -> list[Placement]:
         """Placements in which every tensor has a range; tensors without one drop out of them."""
         unusable: frozenset[str] = frozenset()
+        excluded: dict[ir.Node, str] = {}
+        wanted = self.options.default_exclusions
         while True:
-            placements = place_all(model, self.target, selection, unusable)
+            placements = place_all(
+                model, self.target, selection, unusable, excluded, patterns=wanted
+            )
             groups = [group for placement in placements for group in placement.sources.items()]
             sources = dict.fromkeys(source for _, group in groups for source in group)
-            self._learn([source for source in sources if source.name not in self.known], model)
+            mixed = mixed_tensors(placements, self.target) if wanted else []
+            unknown = [v for v in dict.fromkeys((*sources, *mixed)) if v.name not in self.known]
+            self._learn(unknown, model)
             missing = {source.name or "" for source in sources} - set(self.known)
-            if not missing:
+            found = self._mixing(placements, selection) if wanted and not missing else {}
+            if found:
+                excluded |= found
+            elif not missing:
                 for value, group in groups:  # of use where a smaller choice breaks a group up
                     self.known.setdefault(
                         value.name or "", _union(self.known[s.name or ""] for s in group)
                     )
                 return placements
-            assert not missing <= unusable, "a tensor without a range is not placed again"
-            unusable |= missing
+            else:
+                assert not missing <= unusable, "a tensor without a range is not placed again"
+                unusable |= missing
+
+    def _mixing(self, placements: list[Placement], selection: Selection) -> dict[ir.Node, str]:
+        levels = self.options.activation_kind().levels
+        found: dict[ir.Node, str] = {}
+        for placement in placements:
+            found |= by_range(placement, self.known, self.target, levels)
+        return {n: reason for n, reason in found.items() if not selection.is_named(n)}
 
     def _learn(self, sources: list[ir.Value], model: ir.Model) -> None:
         """Ranges: known by operator, read off constants, or calibrated."""
@@ -201,8 +220,8 @@ class Work:
     # accuracy
 
     def score(self, built: Built) -> float | None:
-        """SQNR in dB of the worst output on many samples, corrected if it will be."""
-        found = self._fidelity(clone_model(built.model), "many")
+        """SQNR in dB of the scores of the worst output, corrected if it will be."""
+        found = self._fidelity(clone_model(built.model), "scores")
         return min(found.values(), default=None)
 
     def keep_sqnr(self, built: Built, floor_db: float, outcome: Outcome) -> Built:
@@ -213,22 +232,23 @@ class Work:
             floor_db: What every output should keep.
             outcome: Told what was done, or that nothing helps.
         """
-        before = self.context.fidelity(built.model)
+        before = self.context.fidelity(built.model, "many")
         if not before or min(before.values()) >= floor_db:
             return built
-        corrected = self._fidelity(clone_model(built.model))
+        corrected = self._fidelity(clone_model(built.model), "many")
         if min(corrected.values()) >= floor_db:
             return built
         layers = built.layers()
         alone = {
-            layer: noise_of(self._fidelity(self.build(self._only(layer, layers)).model))
+            layer: noise_of(self._fidelity(self.build(self._only(layer, layers)).model, "many"))
             for layer in self.context.progress.track(
                 iter(layers), total=len(layers), label="finding sensitive layers"
             )
         }
 
         def measure(chosen: Sequence[str]) -> float:
-            return min(self._fidelity(self.build(self._without(chosen, alone)).model).values())
+            rest = self.build(self._without(chosen, alone)).model
+            return min(self._fidelity(rest, "many").values())
 
         worst, aim_db = min(corrected.values()), floor_db + _HEADROOM_DB
         choice = choose_float_layers(noise_of(corrected), alone, aim_db, measure)
@@ -281,9 +301,32 @@ def place_all(
     target: Target,
     selection: Selection,
     unusable: frozenset[str] = frozenset(),
+    excluded: Mapping[ir.Node, str] = MappingProxyType({}),
+    *,
+    patterns: bool = True,
 ) -> list[Placement]:
-    """Where Q/DQ pairs go in every graph of a model that can be observed."""
-    return [place(where.graph, target, selection, unusable) for where in observable_graphs(model)]
+    """Where Q/DQ pairs go in every graph of a model that can be observed.
+
+    Args:
+        model: Float model with inferred types and shapes.
+        target: What the execution provider runs in integers.
+        selection: Which nodes the user wants touched.
+        unusable: Names of tensors without a range.
+        excluded: Nodes that stay in float, with the reason.
+        patterns: Whether nodes stay in float for where they stand, too.
+    """
+    placements = []
+    for where in observable_graphs(model):
+        found = dict(excluded)
+        placement = place(where.graph, target, selection, unusable, found)
+        if patterns:
+            standing = by_pattern(where.graph, target)
+            standing = {n: r for n, r in standing.items() if n in placement.integer}
+            found |= {n: r for n, r in standing.items() if not selection.is_named(n)}
+        if len(found) > len(excluded):
+            placement = place(where.graph, target, selection, unusable, found)
+        placements.append(placement)
+    return placements
 
 
 def known_range(source: ir.Value, target: Target) -> Range | None:
@@ -303,10 +346,14 @@ def _operators(placements: list[Placement]) -> dict[str, int]:
     return dict(sorted(Counter(node.op_type for node in nodes).items()))
 
 
-def _nothing_to_do(placements: list[Placement], selection: Selection) -> PassFailedError:
+def _nothing_to_do(
+    placements: list[Placement], selection: Selection, target: Target
+) -> PassFailedError:
     skipped = [item for placement in placements for item in placement.skipped]
     unused = selection.unused()
-    if unused:
+    if target.quantize_mode != "static":
+        fix = f"{target.name} has no integer kernels for it: quantize --mode {target.quantize_mode}"
+    elif unused:
         fix = f"the pattern '{unused[0]}' matches no layer; see 'slimctl inspect' for names"
     elif skipped:
         node, reason = skipped[0]
@@ -316,14 +363,8 @@ def _nothing_to_do(placements: list[Placement], selection: Selection) -> PassFai
     return PassFailedError("quantize-static", "Nothing in this model can be quantized", fix=fix)
 
 
-def _notes(emitters: list[Emitter], fusion: FusionReport, selection: Selection) -> list[str]:
-    notes = [
-        f"{fusion.fused} Q/DQ nodes fuse into {sum(fusion.kernels.values())} integer kernels; "
-        f"{fusion.left} stay at borders to float operators"
-    ]
-    if fusion.unfused:
-        names = ", ".join(item.node for item in fusion.unfused[:3])
-        notes.append(f"{len(fusion.unfused)} layers compute in float in spite of Q/DQ: {names}")
+def _notes(emitters: list[Emitter], selection: Selection) -> list[str]:
+    notes = []
     storage = [
         layer.node.op_type
         for emitter in emitters
@@ -351,9 +392,7 @@ def _notes(emitters: list[Emitter], fusion: FusionReport, selection: Selection) 
     return notes
 
 
-def _facts(
-    emitters: list[Emitter], fusion: FusionReport, ranges: Mapping[str, Range]
-) -> dict[str, Any]:
+def _facts(emitters: list[Emitter], ranges: Mapping[str, Range]) -> dict[str, Any]:
     clamps = Counter(kind for emitter in emitters for kind in emitter.removed_clamps)
     raised = {key: n for emitter in emitters for key, n in emitter.raised_channels.items()}
     return {
@@ -362,12 +401,5 @@ def _facts(
         "removed_clamps": dict(sorted(clamps.items())),
         "shielded": [name for emitter in emitters for name in emitter.shielded],
         "raised_channels": dict(sorted(raised.items())),
-        "fusion": {
-            "kernels": fusion.kernels,
-            "fused": fusion.fused,
-            "left": fusion.left,
-            "unfused": [list(item) for item in fusion.unfused],
-            "borders": fusion.borders,
-        },
         "ranges": {name: [item.low, item.high] for name, item in sorted(ranges.items())},
     }

@@ -65,7 +65,7 @@ def _write_matmul(writer: Writer, node: ir.Node) -> str:
         return weight
     value = _input(node, 1)
     assert value is not None
-    stored = writer.weight(value, "matmul", lambda: writer.rounding.round(weight))
+    stored = writer.weight(value, ("matmul", False), lambda: writer.rounding.round(weight))
     writer.replace(node, _product(writer, node, writer.activation(node, data), stored))
     return ""
 
@@ -91,25 +91,32 @@ def _product(
 
 
 def _write_gemm(writer: Writer, node: ir.Node) -> str:
-    """``alpha * A' @ B' + beta * C``; alpha goes into the scale, B is stored as it is read."""
+    """``alpha * A' @ B' + beta * C``; B is stored as it is read.
+
+    The size of alpha goes into the scale, its sign into the integers: scales stay positive.
+    """
     data, weight = _data(node), weight_array(_input(node, 1), 2)
     if isinstance(data, str):
         return data
     if isinstance(weight, str):
         return weight
-    value = _input(node, 1)
+    value, alpha = _input(node, 1), _float(node, "alpha")
     assert value is not None
-    turned = bool(_int(node, "transB", 0))
+    if alpha == 0.0:
+        return "its alpha is 0: it multiplies nothing"
+    turned, negative = bool(_int(node, "transB", 0)), alpha < 0.0
     matrix = np.ascontiguousarray(weight.T) if turned else weight
     stored = writer.weight(
-        value, "turned" if turned else "matmul", lambda: writer.rounding.round(matrix)
+        value,
+        ("turned" if turned else "matmul", negative),
+        lambda: writer.rounding.round(-matrix if negative else matrix),
     )
     activation = writer.activation(node, data)
     if _int(node, "transA", 0):
         perm = ir.AttrInt64s("perm", [1, 0])
         across = writer.node(node, "Transpose", [activation.values], [ir.DataType.UINT8], [perm])
         activation = activation._replace(values=across.outputs[0])
-    result = _product(writer, node, activation, stored, _float(node, "alpha"))
+    result = _product(writer, node, activation, stored, abs(alpha))
     bias = _bias(writer, node)
     if bias is not None:
         result = writer.node(node, "Add", [result.outputs[0], bias], [_FLOAT])
@@ -215,7 +222,7 @@ def _write_attention(writer: Writer, node: ir.Node) -> str:
         return weight
     value = _input(node, 1)
     assert value is not None
-    stored = writer.weight(value, "matmul", lambda: writer.rounding.round(weight))
+    stored = writer.weight(value, ("matmul", False), lambda: writer.rounding.round(weight))
     if bias is None:
         zeros = np.zeros(weight.shape[1], np.float32)
         bias = writer.constant(graph_of(node), f"{node.name}_bias", zeros)

@@ -15,8 +15,9 @@ an integer kernel wants it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Final
 
 import onnx_ir as ir
@@ -45,7 +46,8 @@ class Placement:
         layers: Nodes whose weights become integers, in graph order.
         integer: Nodes that compute in integers, layers included.
         tensors: Activations that get a Q/DQ pair, in graph order.
-        clamps: Relu and Clip nodes whose producer may write the integer directly, by their output.
+        clamps: Relu and Clip nodes whose producer may write the integer directly, by their output:
+            since saturation does the same, or since its kernel computes them along.
         sources: For each tensor the tensors whose ranges make up its range.
         skipped: Candidates that stay float, with the reason.
     """
@@ -71,7 +73,11 @@ def origin(value: ir.Value, clamps: dict[ir.Value, ir.Node]) -> ir.Node | None:
 
 
 def place(
-    graph: ir.Graph, target: Target, selection: Selection, unusable: frozenset[str] = frozenset()
+    graph: ir.Graph,
+    target: Target,
+    selection: Selection,
+    unusable: frozenset[str] = frozenset(),
+    excluded: Mapping[ir.Node, str] = MappingProxyType({}),
 ) -> Placement:
     """Decides for one graph; bodies inside it are graphs of their own.
 
@@ -80,18 +86,25 @@ def place(
         target: What the execution provider runs in integers.
         selection: Which nodes the user wants touched.
         unusable: Names of tensors that never held a finite value and so have no range.
+        excluded: Nodes that stay in float by default, with the reason.
     """
-    return _Placer(graph, target, selection, unusable).place()
+    return _Placer(graph, target, selection, unusable, excluded).place()
 
 
 class _Placer:
     def __init__(
-        self, graph: ir.Graph, target: Target, selection: Selection, unusable: frozenset[str]
+        self,
+        graph: ir.Graph,
+        target: Target,
+        selection: Selection,
+        unusable: frozenset[str],
+        excluded: Mapping[ir.Node, str],
     ) -> None:
         self.graph = graph
         self.target = target
         self.selection = selection
         self.unusable = unusable
+        self.excluded = excluded
         self.result = Placement(graph)
         self.wanted: set[ir.Value] = set()  # tensors that an integer kernel reads
 
@@ -120,11 +133,16 @@ class _Placer:
             for body in attribute_graphs(node):
                 self._skip_body(node, body)
         if not is_linear(node):
+            if node in self.excluded:
+                self.result.skipped.append(Skipped(node.name or "", self.excluded[node]))
             return
-        reason = self.selection.reason_against(node) or self._reason_against_operator(node)
+        reason = self._reason_against(node) or self._reason_against_operator(node)
         found = reason or self._recognize(node)
         if isinstance(found, str):
             self.result.skipped.append(Skipped(node.name or "", found))
+
+    def _reason_against(self, node: ir.Node) -> str | None:
+        return self.selection.reason_against(node) or self.excluded.get(node)
 
     def _reason_against_operator(self, node: ir.Node) -> str | None:
         known = (*self.target.weighted, *self.target.storage_only)
@@ -175,11 +193,12 @@ class _Placer:
         for node in nodes:
             if node.op_type not in _CLAMPS or node.domain or node.inputs[0] is None:
                 continue
-            if not self._saturation_can_replace(node):
-                continue
             producer = node.inputs[0].producer()
             sole = len(node.inputs[0].uses()) == 1 and not node.inputs[0].is_graph_output()
-            if producer is not None and producer.op_type in heirs and sole:
+            if producer is None or producer.op_type not in heirs or not sole:
+                continue
+            absorbed = producer.op_type in self.target.absorbing_integers
+            if absorbed or self._saturation_can_replace(node):
                 self.result.clamps[node.outputs[0]] = node
 
     def _saturation_can_replace(self, clamp: ir.Node) -> bool:
@@ -218,8 +237,8 @@ class _Placer:
         inputs = self._elementwise_inputs(node)
         if inputs is None:
             source = self._movement_source(node) or self._unary_source(node)
-            inputs = [source] if source is not None and self._integer_at_hand(source) else None
-        if inputs is not None and self.selection.reason_against(node) is None:
+            inputs = [source] if source is not None and self._may_be_integer(source) else None
+        if inputs is not None and self._reason_against(node) is None:
             self._make_integer(node, inputs)
 
     def _make_integer(self, node: ir.Node, inputs: list[ir.Value]) -> None:
@@ -233,6 +252,9 @@ class _Placer:
         for value in written:
             self._add(value)
 
+    def _may_be_integer(self, value: ir.Value) -> bool:
+        return self._integer_at_hand(value) or (self.target.whole_graph and value.dtype == _FLOAT)
+
     def _integer_at_hand(self, value: ir.Value) -> bool:
         if value not in self.result.tensors:
             return False
@@ -245,7 +267,14 @@ class _Placer:
         inputs = [value for value in node.inputs if value is not None]
         ready = [value for value in inputs if self._integer_at_hand(value)]
         others = [v for v in inputs if v not in ready]
-        if not ready or any(v.dtype != _FLOAT for v in others):
+        if any(v.dtype != _FLOAT for v in others) or not any(
+            const_tensor(v) is None for v in inputs
+        ):
+            return None
+        if self.target.whole_graph:
+            usable = all(const_tensor(v) is None or _is_finite_constant(v) for v in others)
+            return inputs if usable else None
+        if not ready:
             return None
         if node.op_type == "Concat":
             cheap = sum(map(_size, others)) <= sum(map(_size, ready))
@@ -272,10 +301,12 @@ class _Placer:
         source = node.inputs[0]
         if source is None or const_tensor(source) is not None:
             return None
-        return None if self.selection.reason_against(node) else source
+        return None if self._reason_against(node) else source
 
     def _prune(self, node: ir.Node) -> None:
         if node not in self.result.integer or node.op_type in self.target.weighted:
+            return
+        if self.target.whole_graph:
             return
         written = [self._written(node)] if len(node.outputs) == 1 else list(node.outputs)
         if any(self._is_wanted(value) for value in written):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import numpy as np
@@ -11,10 +11,11 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from slimctl.core.contract import Range
+from slimctl.core.target import Target
 from slimctl.graph.edit import NameScope, add_initializer, const_array, set_provenance
 from slimctl.numerics.affine import Affine, QuantizedType, affine_from_range, quantize
 from slimctl.passes._layers import Layer
-from slimctl.passes._placement import Placement, clamp_bounds
+from slimctl.passes._placement import Placement, clamp_bounds, origin
 from slimctl.passes._weights import (
     QuantizedWeight,
     WeightSettings,
@@ -33,7 +34,7 @@ class Emitter:
     Attributes:
         names: Scope of the whole model.
         placement: What to build, and in which graph.
-        kernels: Operators without weights for which the target has an integer kernel.
+        target: What the execution provider asks for.
         affines: Scale and zero point by activation.
         weights: How weights are quantized.
         removed_clamps: Relu and Clip nodes that a Q made redundant, by operator.
@@ -43,7 +44,7 @@ class Emitter:
 
     names: NameScope
     placement: Placement
-    kernels: frozenset[str]
+    target: Target
     affines: Mapping[ir.Value, Affine]
     weights: WeightSettings
     removed_clamps: list[str] = field(default_factory=list)
@@ -52,6 +53,7 @@ class Emitter:
 
     def __post_init__(self) -> None:
         self.graph = self.placement.graph
+        self.kernels = frozenset((*self.target.elementwise, *self.target.unary, "MatMul"))
         self.layers = {layer.node for layer in self.placement.layers}
         self._constants: dict[tuple[object, ...], ir.Value] = {}
 
@@ -79,17 +81,20 @@ class Emitter:
             (use.node, use.idx)
             for use in source.uses()
             # Behind a float operator, float readers keep the exact value.
-            if through or use.node in self.placement.integer
+            if through or self.target.quantize_readers or use.node in self.placement.integer
         ]
         scale, zero_point = self._parameters(source, affine)
         quantized = self._node("QuantizeLinear", [source, scale, zero_point], source)
         quantized.outputs[0].type = ir.TensorType(zero_point.dtype or ir.DataType.UINT8)
-        restored = self._node("DequantizeLinear", [quantized.outputs[0], scale, zero_point], source)
-        self._insert_behind(source, [quantized, restored])
-        for node, index in readers:
-            node.replace_input_with(index, restored.outputs[0])
-        if through and source.is_graph_output():
-            self._become_output(source, restored.outputs[0])
+        inputs = [quantized.outputs[0], scale, zero_point]
+        leaves = through and source.is_graph_output()
+        count = len(readers) + leaves if self.target.asks("own_dequantize") else 1
+        restored = [self._node("DequantizeLinear", inputs, source) for _ in range(max(count, 1))]
+        self._insert_behind(source, [quantized, *restored])
+        for number, (node, index) in enumerate(readers):
+            node.replace_input_with(index, restored[number % len(restored)].outputs[0])
+        if leaves:
+            self._become_output(source, restored[-1].outputs[0])
 
     def _become_output(self, source: ir.Value, restored: ir.Value) -> None:
         """Makes the restored float the output of the graph, under the output's name."""
@@ -135,8 +140,11 @@ class Emitter:
 
         onnxruntime merges MatMul and Add into a Gemm before it looks at Q/DQ pairs
         (MatMulAddFusion, where shapes are static), and with a float bias there is no integer
-        kernel for Gemm.
+        kernel for Gemm. Where the provider does not run Sum, it keeps the Add.
         """
+        table = self.target.operators
+        if not table.installed and "Sum" not in table.names:
+            return
         uses = list(matmul.outputs[0].uses())
         if len(uses) == 1 and uses[0].node.op_type == "Add" and not uses[0].node.domain:
             uses[0].node.op_type = "Sum"
@@ -192,20 +200,32 @@ class Emitter:
     # weights
 
     def _quantize_layer(self, layer: Layer) -> None:
-        node = layer.node
+        node, own_axis = layer.node, layer.channel_axis
+        layer = replace(layer, channel_axis=self.target.weight_axis(node.op_type, own_axis))
         input_scale = None
-        if node in self.placement.integer:
+        if node in self.placement.integer and not self._has_float_bias(layer, own_axis):
             input_scale = float(self.affines[layer.data].scale)
-        weight = quantize_weight(layer, self.weights, input_scale=input_scale)
+        weight = quantize_weight(layer, self._settings(node.op_type), input_scale=input_scale)
         if weight.raised:
             self.raised_channels[node.name or ""] = weight.raised
         bias = layer.bias()
         node.replace_input_with(1, self._restored_weight(layer, weight))
+        # What is inside the constants now; onnxruntime fuses Gemm only without both factors.
+        node.attributes.pop("alpha", None)
         if bias is not None and input_scale is not None:
             node.replace_input_with(2, self._restored_bias(layer, weight, bias, input_scale))
-        # Both factors are inside the constants now; onnxruntime fuses Gemm only without them.
-        node.attributes.pop("alpha", None)
-        node.attributes.pop("beta", None)
+        if bias is None or input_scale is not None:
+            node.attributes.pop("beta", None)
+
+    def _has_float_bias(self, layer: Layer, own_axis: int | None) -> bool:
+        """The provider wants it so, or there is no one scale for the bias of a channel."""
+        other_axis = layer.channel_axis is not None and layer.channel_axis != own_axis
+        return other_axis or "float" in self.target.demands("bias", layer.node.op_type)
+
+    def _settings(self, operator: str) -> WeightSettings:
+        """The settings with the type that the operator's weights may have."""
+        wanted = self.target.weight_type_of(operator, "uint8" if self.weights.unsigned else "int8")
+        return replace(self.weights, unsigned=wanted == "uint8")
 
     def _restored_weight(self, layer: Layer, weight: QuantizedWeight) -> ir.Value:
         source = layer.weight_value
@@ -279,8 +299,8 @@ def affines_for(
     placement: Placement,
     ranges: Mapping[str, Range],
     kind: QuantizedType,
+    target: Target,
     *,
-    symmetric: bool,
     power_of_two: bool = False,
 ) -> dict[ir.Value, Affine]:
     """Scale and zero point of every placed tensor from the ranges of its sources.
@@ -289,7 +309,7 @@ def affines_for(
         placement: Tensors and the sources of their ranges.
         ranges: By tensor name, one for every source.
         kind: Integer type of activations.
-        symmetric: Zero point in the middle of the type.
+        target: Symmetry, and scales that the provider fixes.
         power_of_two: Scales are powers of two.
     """
     result: dict[ir.Value, Affine] = {}
@@ -301,7 +321,25 @@ def affines_for(
             low = min(item.low for item in found)
             high = max(item.high for item in found)
             shared[sources] = affine_from_range(
-                low, high, kind, symmetric=symmetric, power_of_two=power_of_two
+                low,
+                high,
+                kind,
+                symmetric=target.activation_symmetric,
+                power_of_two=power_of_two,
             )
-        result[value] = shared[sources]
+        # What moves values on has the scale of its only source.
+        decides = sources[0] if len(sources) == 1 else value
+        fixed = _fixed(origin(decides, placement.clamps), kind, target)
+        result[value] = shared[sources] if fixed is None else fixed
     return result
+
+
+def _fixed(node: ir.Node | None, kind: QuantizedType, target: Target) -> Affine | None:
+    """Scale and zero point that the provider demands of an operator's output, if it does."""
+    if node is None or node.domain:
+        return None
+    for scales in target.demands("output_scale", node.op_type):
+        if kind.dtype.name in scales:
+            scale, zero_point = scales[kind.dtype.name].scale, scales[kind.dtype.name].zero_point
+            return Affine(np.asarray(scale, np.float32), np.asarray(zero_point, kind.dtype), kind)
+    return None

@@ -6,7 +6,7 @@ one multiplication in front of them.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import onnx_ir as ir
@@ -14,9 +14,37 @@ from numpy.typing import NDArray
 
 from slimctl.graph.edit import NameScope, add_initializer, const_array, set_provenance
 from slimctl.passes._linear_samples import LinearLayer
-from slimctl.passes._smooth_inputs import SharedInput
+from slimctl.passes._smooth_inputs import SharedInput, by_weight
 
 _NORMALIZATIONS: Final = ("LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization")
+
+
+class _Shape(NamedTuple):
+    """Of a tensor whose channels are divided.
+
+    Attributes:
+        channels: Number of them.
+        spatial: Axes behind the channels.
+    """
+
+    channels: int
+    spatial: int
+
+    @property
+    def per_channel(self) -> tuple[int, ...]:
+        """Of a constant with one number per channel."""
+        return (self.channels, *(1,) * self.spatial)
+
+    def constant_place(self, node: ir.Node, only: int | None) -> int | None:
+        """The input that holds one number, or one per channel."""
+        for place in (0, 1) if only is None else (only,):
+            array = const_array(node.inputs[place])
+            if array is None:
+                continue
+            one = array.size == 1 and array.ndim <= len(self.per_channel)
+            if one or array.shape in (self.per_channel, (1, *self.per_channel)):
+                return place
+        return None
 
 
 class Divider:
@@ -33,73 +61,79 @@ class Divider:
         self.changed: set[str] = set()
         self.added = 0
 
+    def can_divide(self, shared: SharedInput) -> bool:
+        """Whether it costs little: in front of convolutions nothing is added.
+
+        Their inputs are large, and most networks have no need.
+        """
+        return shared.axis == -1 or self._folds(shared, None)
+
     def divide(self, shared: SharedInput, factors: NDArray[np.float64]) -> None:
         """Divides the tensor by factors per channel and multiplies them into the weights."""
         for layer in shared.layers:
             self._strengthen(layer, factors)
-        if self._only_read_by(shared) and self._fold(shared.value, 1.0 / factors):
+        if self._folds(shared, 1.0 / factors):
             self.changed.add(shared.name)
-            return
-        self._insert(shared, factors)
+        else:
+            self._insert(shared, factors)
 
     def _strengthen(self, layer: LinearLayer, factors: NDArray[np.float64]) -> None:
         node = layer.layer.node
         alpha = node.attributes.get("alpha")
         divisor = 1.0 if alpha is None else alpha.as_float()
-        matrix = layer.matrix() * factors[None, None, :] / divisor
+        matrix = layer.matrix() * by_weight(layer, factors) / divisor
         self._replace(node, 1, layer.weight_of(matrix), "weight")
 
-    def _only_read_by(self, shared: SharedInput) -> bool:
+    def _folds(self, shared: SharedInput, scale: NDArray[np.float64] | None) -> bool:
+        """Folds a scale into what makes the tensor; without one it only says whether it could."""
         readers = {layer.layer.node for layer in shared.layers}
         value = shared.value
-        return not value.is_graph_output() and all(use.node in readers for use in value.uses())
+        if value.is_graph_output() or any(use.node not in readers for use in value.uses()):
+            return False
+        spatial = len(shared.layers[0].kernel) if shared.axis == 1 else 0
+        return self._fold(value, _Shape(shared.channels, spatial), scale)
 
-    def _fold(self, value: ir.Value, scale: NDArray[np.float64]) -> bool:
+    def _fold(self, value: ir.Value, shape: _Shape, scale: NDArray[np.float64] | None) -> bool:
         """Multiplies what makes a value by one number per channel, if it is made by constants."""
         node = value.producer()
         if node is None or node.graph is None:
             return False
-        if node.op_type in _NORMALIZATIONS:
-            return self._fold_normalization(node, scale)
-        if node.op_type == "Mul" and not node.domain:
-            return self._multiply_operand(node, scale)
-        if node.op_type == "Add" and not node.domain:
-            return self._fold_sum(node, scale)
-        return False
+        if node.op_type in _NORMALIZATIONS and not shape.spatial:
+            return self._fold_normalization(node, shape, scale)
+        if node.domain or node.op_type not in ("Add", "Div", "Mul"):
+            return False
+        place = 1 if node.op_type == "Div" else None
+        place = shape.constant_place(node, place)
+        if place is None:
+            return False
+        if node.op_type == "Add":
+            other = node.inputs[1 - place]
+            sole = other is not None and len(other.uses()) == 1 and not other.is_graph_output()
+            if not sole or other is None or not self._fold(other, shape, scale):
+                return False
+        if scale is not None:
+            self._multiply(node, place, shape, 1.0 / scale if node.op_type == "Div" else scale)
+        return True
 
-    def _fold_normalization(self, node: ir.Node, scale: NDArray[np.float64]) -> bool:
+    def _fold_normalization(
+        self, node: ir.Node, shape: _Shape, scale: NDArray[np.float64] | None
+    ) -> bool:
         places = [place for place in (1, 2) if len(node.inputs) > place and node.inputs[place]]
         arrays = [const_array(node.inputs[place]) for place in places]
-        if any(array is None or array.shape != scale.shape for array in arrays):
+        if any(array is None or array.shape != (shape.channels,) for array in arrays):
             return False
-        for place in places:
-            self._multiply(node, place, scale)
+        for place in places if scale is not None else ():
+            assert scale is not None
+            self._multiply(node, place, shape, scale)
         return True
 
-    def _fold_sum(self, node: ir.Node, scale: NDArray[np.float64]) -> bool:
-        """Scale and shift: the shift here, the scale in the multiplication before."""
-        place = _constant_place(node, scale.size)
-        if place is None:
-            return False
-        other = node.inputs[1 - place]
-        sole = other is not None and len(other.uses()) == 1 and not other.is_graph_output()
-        if not sole or other is None or not self._fold(other, scale):
-            return False
-        self._multiply(node, place, scale)
-        return True
-
-    def _multiply_operand(self, node: ir.Node, scale: NDArray[np.float64]) -> bool:
-        place = _constant_place(node, scale.size)
-        if place is None:
-            return False
-        self._multiply(node, place, scale)
-        return True
-
-    def _multiply(self, node: ir.Node, place: int, scale: NDArray[np.float64]) -> None:
+    def _multiply(
+        self, node: ir.Node, place: int, shape: _Shape, scale: NDArray[np.float64]
+    ) -> None:
         array = const_array(node.inputs[place])
         assert array is not None, "checked before"
-        product = array.astype(np.float64) * scale
-        self._replace(node, place, product.astype(array.dtype), "scaled")
+        product = array.astype(np.float64).reshape(-1) * scale
+        self._replace(node, place, product.reshape(shape.per_channel).astype(array.dtype), "scaled")
 
     def _insert(self, shared: SharedInput, factors: NDArray[np.float64]) -> None:
         graph = shared.layers[0].layer.node.graph
@@ -123,12 +157,3 @@ class Divider:
         assert isinstance(node.graph, ir.Graph), "a node of a model"
         name = self._names.fresh(f"{node.name}_{label}")
         node.replace_input_with(place, add_initializer(node.graph, name, array))
-
-
-def _constant_place(node: ir.Node, channels: int) -> int | None:
-    """The input that holds one number, or one per channel along the last axis."""
-    for place in (0, 1):
-        array = const_array(node.inputs[place])
-        if array is not None and (array.size == 1 or array.shape == (channels,)):
-            return place
-    return None

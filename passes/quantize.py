@@ -8,17 +8,22 @@ from typing import Any, ClassVar, Final, Literal, Self
 from pydantic import Field, JsonValue, ValidationError, field_validator, model_validator
 
 from slimctl.core.contract import CalibrationMethod, Effect, Pass
-from slimctl.core.target import ActivationType
+from slimctl.core.errors import OptionError
+from slimctl.core.target import ActivationType, Target
 from slimctl.graph.select import check_patterns
+from slimctl.graph.session import CPU
 from slimctl.passes._weights_algorithms import Algorithm
 from slimctl.passes._weights_write import StoredType
 from slimctl.passes.bias_correction import BiasCorrection
 from slimctl.passes.convert_float import ConvertFloat
 from slimctl.passes.equalize import Equalize
 from slimctl.passes.fuse import Fuse
+from slimctl.passes.legalize import Legalize
+from slimctl.passes.qoperator import QOperator
 from slimctl.passes.quantize_dynamic import QuantizeDynamic
 from slimctl.passes.quantize_static import QuantizeStatic
 from slimctl.passes.quantize_weights import QuantizeWeights
+from slimctl.passes.round_weights import RoundWeights
 from slimctl.passes.smooth import Smooth
 
 Mode = Literal["static", "dynamic", "weight-only", "fp16", "bf16"]
@@ -34,12 +39,23 @@ _SINGLE: Final[dict[Mode, tuple[type[Pass], dict[str, Any]]]] = {
 
 _MANY_LEVELS: Final = 256
 
-_OWN: Final = frozenset({"mode", "fuse", "equalize", "smooth", "bias_correction"})
+_CHAIN: Final = frozenset(
+    {"fuse", "equalize", "smooth", "rounding", "bias_correction", "legalize", "dims"}
+)
+_OWN: Final = _CHAIN | {"mode", "format"}
 """Options about the chain; all others go to the mode's pass."""
 
+_FORMATS: Final[dict[Mode, tuple[str, ...]]] = {
+    "static": ("qdq", "qoperator"),
+    "weight-only": ("nbits", "qdq"),
+}
+"""How the result of a mode may be written, the usual way first."""
+
 _CHAIN_OPTIONS: Final[dict[str, tuple[Mode, ...]]] = {
+    "format": ("static", "weight-only"),
     "equalize": ("static",),
     "smooth": ("static", "dynamic"),
+    "rounding": ("static",),
     "bias_correction": ("static",),
 }
 """Modes in which there is something that these can do."""
@@ -58,11 +74,12 @@ class Quantize(Pass):
     effect: ClassVar[Effect] = Effect.APPROXIMATE
     needs_data: ClassVar[bool] = True
 
-    mode: Mode = Field(
-        "static",
+    mode: Mode | None = Field(
+        None,
         description="static: ranges of activations are fixed by calibration; dynamic: they are "
         "taken at run time; weight-only: matrices are stored with few bits and computed in float; "
         "fp16, bf16: float types of 16 bits.",
+        json_schema_extra=_unset("what the target gains from, mostly static"),
     )
     calibration: CalibrationMethod | None = Field(
         None,
@@ -120,11 +137,12 @@ class Quantize(Pass):
         description="weight-only: tables of which rows are looked up, too.",
         json_schema_extra=_unset("yes"),
     )
-    format: Literal["qdq", "nbits"] | None = Field(
+    format: Literal["qdq", "nbits", "qoperator"] | None = Field(
         None,
-        description="weight-only: nbits writes onnxruntime's MatMulNBits, qdq the standard "
-        "DequantizeLinear.",
-        json_schema_extra=_unset("nbits"),
+        description="static: qdq writes Q/DQ pairs, qoperator the operators on integers that "
+        "onnxruntime makes of them; weight-only: nbits writes onnxruntime's MatMulNBits, qdq the "
+        "standard DequantizeLinear.",
+        json_schema_extra=_unset("static qdq, weight-only nbits"),
     )
     per_channel: bool | None = Field(
         None,
@@ -134,6 +152,18 @@ class Quantize(Pass):
     reduce_range: bool | None = Field(
         None,
         description="7-bit weights where 16-bit sums could saturate (processors without VNNI).",
+    )
+    conv: bool | None = Field(
+        None,
+        description="dynamic: convolutions, too: a quarter of the size, and slower than float.",
+        json_schema_extra=_unset("no"),
+    )
+    default_exclusions: bool | None = Field(
+        None,
+        description="static: leave in float what loses more than it gains for where it stands: "
+        "residual Add of transformers, the inside of normalizations, Softmax, Concat of ranges far "
+        "apart; a node that --include names exactly is quantized all the same.",
+        json_schema_extra=_unset("yes"),
     )
     power_of_two: bool | None = Field(
         None, description="static: scales are powers of two, for hardware that shifts."
@@ -170,10 +200,28 @@ class Quantize(Pass):
         description="static, dynamic: run the smooth pass first, with this alpha; 0 leaves it out.",
         json_schema_extra=_unset("with --calibration auto, alpha searched"),
     )
+    rounding: Literal["nearest", "second-order"] | None = Field(
+        None,
+        description="static: second-order runs the round-weights pass, which rounds weights so "
+        "that what their layers compute changes least.",
+        json_schema_extra=_unset("nearest"),
+    )
     bias_correction: bool | None = Field(
         None,
         description="static: run the bias-correction pass afterwards.",
         json_schema_extra=_unset("yes"),
+    )
+
+    legalize: bool | None = Field(
+        None,
+        description="Run the legalize pass around it: open sizes are fixed, and what the target's "
+        "provider does not take is rewritten.",
+        json_schema_extra=_unset("for targets other than processors"),
+    )
+    dims: tuple[str, ...] = Field(
+        (),
+        description="With legalize: sizes of open dimensions, batch=1 or input[2]=224; repeatable.",
+        json_schema_extra={"metavar": "NAME=SIZE"},
     )
 
     @field_validator("include", "exclude")
@@ -188,17 +236,25 @@ class Quantize(Pass):
 
     @model_validator(mode="after")
     def _options_fit_the_mode(self) -> Self:
+        mode = self.mode or "static"
         for name in self._given():
-            modes = _CHAIN_OPTIONS.get(name, (self.mode,))
-            known = name in _OWN or name in _SINGLE[self.mode][0].model_fields
-            if not known or self.mode not in modes:
-                raise ValueError(f"{name} has no meaning for mode {self.mode}")
+            modes = _CHAIN_OPTIONS.get(name, (mode,))
+            known = name in _OWN or name in _SINGLE[mode][0].model_fields
+            if not known or mode not in modes:
+                raise ValueError(f"{name} has no meaning for mode {mode}")
+        if self.dims and self.legalize is False:
+            raise ValueError("dims are for the legalize pass, which is turned off")
+        formats = _FORMATS.get(mode, ())
+        if self.format not in (None, *formats):
+            raise ValueError(f"mode {mode} writes format {' or '.join(formats)}")
+        if self.format == "qoperator" and self.activation_type not in (None, "uint8", "int8"):
+            raise ValueError("format qoperator takes activations of 8 bits")
         try:
             self._single()
         except ValidationError as error:
             problem = error.errors(include_url=False)[0]
             place = ": ".join(str(part) for part in problem["loc"])
-            raise ValueError(f"mode {self.mode}: {place}: {problem['msg']}") from error
+            raise ValueError(f"mode {mode}: {place}: {problem['msg']}") from error
         return self
 
     def _given(self) -> dict[str, Any]:
@@ -210,24 +266,48 @@ class Quantize(Pass):
             if (value := getattr(self, name)) != fields[name].get_default()
         }
 
+    def resolve(self, target: Target) -> Self:
+        """The target's mode where none is given, and whether there is anything to legalize.
+
+        Raises:
+            OptionError: An option has no meaning for the target's mode.
+        """
+        chosen = {
+            "mode": self.mode or target.quantize_mode,
+            "legalize": (target.provider != CPU) if self.legalize is None else self.legalize,
+        }
+        try:
+            return type(self).model_validate({**self.model_dump(), **chosen})
+        except ValidationError as error:
+            problem = error.errors(include_url=False)[0]["msg"].removeprefix("Value error, ")
+            raise OptionError(
+                "--mode",
+                f"Target {target.name} gains from mode {target.quantize_mode}: {problem}",
+                fix="leave the option out, or say --mode static",
+            ) from error
+
     def requires_data(self) -> bool:
         """What the mode's pass says."""
         return self._single().requires_data()
 
     def _single(self) -> Pass:
-        kind, fixed = _SINGLE[self.mode]
-        given = {name: value for name, value in self._given().items() if name not in _OWN}
+        kind, fixed = _SINGLE[self.mode or "static"]
+        own = _OWN - set(kind.model_fields)
+        given = {name: value for name, value in self._given().items() if name not in own}
         return kind.model_validate({**fixed, **given})
 
     def expand(self) -> tuple[Pass, ...]:
-        """Fuse, equalize, smooth, the mode's pass, bias-correction, as far as they are wanted."""
+        """The mode's pass with what makes it accurate and what writes its format, as wanted."""
         single = self._single()
         before: list[Pass] = [Fuse()] if self.fuse else []
+        if self.legalize:  # sizes come last: the data may have more than one sample per batch
+            before.append(Legalize(batch=0))
+        after: list[Pass] = [Legalize(dims=self.dims)] if self.legalize or self.dims else []
         if isinstance(single, QuantizeStatic):
-            return (*before, *self._around(single))
+            return (*before, *self._around(single), *after)
         if self.smooth:
             before.append(Smooth(alpha=self.smooth))
-        return (*before, single)
+        return (*before, single, *after)
 
     def _around(self, single: QuantizeStatic) -> Iterator[Pass]:
         """The static pass with what raises its accuracy."""
@@ -240,5 +320,9 @@ class Quantize(Pass):
         if self.smooth or (tried and self.smooth is None):
             yield Smooth(alpha=self.smooth)
         yield single
+        if self.rounding == "second-order":
+            yield RoundWeights()
         if calibrated if self.bias_correction is None else self.bias_correction:
             yield BiasCorrection()
+        if self.format == "qoperator":
+            yield QOperator()

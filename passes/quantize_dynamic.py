@@ -132,7 +132,7 @@ class QuantizeDynamic(Pass):
             clone = clone_model(each)
             infer_shapes(clone)
             built, changed, _ = self._build(clone, context.target, self._selection())
-            fidelity = context.fidelity(built, "many") if changed else {}
+            fidelity = context.fidelity(built, "scores") if changed else {}
             if not fidelity:
                 return None
             scores.append(min(fidelity.values()))
@@ -172,7 +172,7 @@ class QuantizeDynamic(Pass):
         self, model: ir.Model, built: ir.Model, layers: Sequence[str], context: Context
     ) -> dict[str, str]:
         """Layers that stay in float so that every output keeps ``min_sqnr``, with the reason."""
-        together = context.fidelity(built)
+        together = context.fidelity(built, "many")
         if not together or min(together.values()) >= self.min_sqnr:
             return {}
         alone = {name: self._alone(model, name, layers, context) for name in layers}
@@ -180,7 +180,7 @@ class QuantizeDynamic(Pass):
         def measure(chosen: tuple[str, ...]) -> float:
             reasons = dict.fromkeys(chosen, "float")
             without, _, _ = self._build(model, context.target, self._selection(reasons))
-            return min(context.fidelity(without).values())
+            return min(context.fidelity(without, "many").values())
 
         aim = self.min_sqnr + _MARGIN_DB
         noise = {name: noise_of(found) for name, found in alone.items()}
@@ -198,7 +198,7 @@ class QuantizeDynamic(Pass):
     ) -> dict[str, float]:
         reasons = {other: "float" for other in layers if other != name}
         built, _, _ = self._build(model, context.target, self._selection(reasons))
-        return dict(context.fidelity(built))
+        return dict(context.fidelity(built, "many"))
 
 
 def _candidates(model: ir.Model) -> Iterator[ir.Node]:

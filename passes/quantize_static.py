@@ -26,7 +26,9 @@ from slimctl.graph.select import Selection, check_patterns
 from slimctl.graph.shapes import infer_shapes
 from slimctl.numerics.affine import INT8, INT16, UINT8, UINT16, QuantizedType
 from slimctl.passes._attempt import Built, Outcome, Rule, Work, known_range, place_all
+from slimctl.passes._exclusions_ranges import mixed_tensors
 from slimctl.passes._layers import QUANTIZERS, linear_input, refuse_quantized
+from slimctl.passes._placement import Placement
 from slimctl.passes._widen import widen
 
 _KINDS = {"uint8": UINT8, "int8": INT8, "uint16": UINT16, "int16": INT16, "none": UINT8}
@@ -104,6 +106,12 @@ class QuantizeStatic(Pass):
     exclude: tuple[str, ...] = Field(
         (), description="Leave matching nodes in float: as --include; repeatable."
     )
+    default_exclusions: bool = Field(
+        True,
+        description="Leave in float what loses more than it gains for where it stands: residual "
+        "Add of transformers, the inside of normalizations, Softmax, Concat of ranges far apart; "
+        "a node that --include names exactly is quantized all the same.",
+    )
     power_of_two: bool | None = Field(
         None, description="Scales are powers of two, for hardware that shifts."
     )
@@ -157,16 +165,22 @@ class QuantizeStatic(Pass):
 
     def anticipates(self, model: ir.Model, target: Target) -> tuple[LinearInput, ...]:
         """Inputs whose means bias-correction will ask for."""
-        placements = place_all(model, self.effective(target), self._selection())
+        placements = self._placements(model, target)
         layers = (layer for placement in placements for layer in placement.layers)
         return tuple(linear_input(layer) for layer in layers)
 
     def anticipates_ranges(self, model: ir.Model, target: Target) -> tuple[str, ...]:
         """Tensors that are calibrated if every layer can be quantized."""
-        placements = place_all(model, self.effective(target), self._selection())
+        placements = self._placements(model, target)
         groups = [group for placement in placements for group in placement.sources.values()]
-        sources = dict.fromkeys(source for group in groups for source in group)
+        mixed = mixed_tensors(placements, target) if self.default_exclusions else []
+        sources = dict.fromkeys((*(source for group in groups for source in group), *mixed))
         return tuple(s.name or "" for s in sources if known_range(s, target) is None)
+
+    def _placements(self, model: ir.Model, target: Target) -> list[Placement]:
+        return place_all(
+            model, self.effective(target), self._selection(), patterns=self.default_exclusions
+        )
 
     def apply(self, model: ir.Model, context: Context) -> PassReport:
         """Places Q/DQ pairs, calibrates, and writes them.
@@ -180,6 +194,12 @@ class QuantizeStatic(Pass):
         work, built = self._best_start(model, context, outcome)
         if widened:
             outcome.notes.append("float16 is computed as float32; inputs and outputs keep float16")
+        better = context.target.quantize_mode
+        if better != "static":
+            outcome.warnings.append(
+                f"{context.target.name} gains little or nothing from integers: quantize with "
+                f"--mode {better}"
+            )
         if self.min_sqnr and context.has_data:
             built = work.keep_sqnr(built, self.min_sqnr, outcome)
         model.graph = built.model.graph

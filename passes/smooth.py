@@ -39,7 +39,7 @@ from slimctl.numerics.affine import (
 from slimctl.passes._layers import QUANTIZERS
 from slimctl.passes._outlook import WORTH_DB, gain_note, why_not
 from slimctl.passes._smooth_fold import Divider
-from slimctl.passes._smooth_inputs import SharedInput, Strength, shared_inputs, strengths
+from slimctl.passes._smooth_inputs import SharedInput, Strength, by_weight, shared_inputs, strengths
 
 _ALPHAS: Final = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
 """Above, weights of single channels take the whole scale, and other data show it."""
@@ -106,6 +106,8 @@ class Smooth(Pass):
         selection = Selection(self.include, self.exclude)
         smooth = clone_model(model)
         found, skipped = shared_inputs(smooth, selection)
+        divider = Divider(smooth, self.name)
+        found = [shared for shared in found if divider.can_divide(shared)]
         choices = []
         for shared, strength in strengths(smooth, found, context):
             choice = self._choose(shared, strength)
@@ -119,7 +121,6 @@ class Smooth(Pass):
             skipped.extend(Skipped(name, reason) for c in choices for name in c.shared.names)
         if reason or not choices:
             return PassReport(skipped=tuple(skipped), notes=_unused(selection))
-        divider = Divider(smooth, self.name)
         for choice in choices:
             divider.divide(choice.shared, choice.factors)
         outlook = context.outlook(model, smooth, divider.changed)
@@ -140,7 +141,7 @@ class Smooth(Pass):
         )
 
     def _choose(self, shared: SharedInput, strength: Strength) -> _Choice | str:
-        if strength.rows.shape[0] == 0:
+        if not len(strength.rows[0]):
             return "its input never held a finite value"
         alphas = _ALPHAS if self.alpha is None else (self.alpha,)
         before = _error(shared, strength, np.ones(strength.peak.size))
@@ -157,7 +158,7 @@ class Smooth(Pass):
 
 def _factors(shared: SharedInput, strength: Strength, alpha: float) -> NDArray[np.float64]:
     """Equation 4 of the paper; 1 for channels that never held anything or that nothing reads."""
-    weights = np.max([np.abs(matrix).max(axis=1) for matrix in shared.matrices()], axis=0)
+    weights = shared.weight_peaks()
     known = (strength.peak > 0.0) & (weights > 0.0)
     x, w = np.where(known, strength.peak, 1.0), np.where(known, weights, 1.0)
     factors = x**alpha / w ** (1.0 - alpha)
@@ -172,18 +173,25 @@ def _error(shared: SharedInput, strength: Strength, factors: NDArray[np.float64]
     The input has one scale for [min, max], the weights one for each output.
     """
     low, high = float((strength.low / factors).min()), float((strength.high / factors).max())
-    rows = (strength.rows / factors).astype(np.float32)  # [rows, channels]
-    narrow = fake_quantize(rows, affine_from_range(low, high, UINT8, symmetric=False))
+    affine = affine_from_range(low, high, UINT8, symmetric=False)
     total = 0.0
-    for matrix in shared.matrices():
-        weight = (matrix * factors[:, None]).astype(np.float32)  # [channels, outputs]
-        scale = symmetric_scales(weight, 1, INT8_NARROW)
-        zero = np.zeros(scale.shape, np.int8)
-        exact = rows @ weight
-        rounded = narrow @ fake_quantize(weight, Affine(scale, zero, INT8_NARROW), 1)
+    for layer, seen in zip(shared.layers, strength.rows, strict=True):
+        columns = by_weight(layer, factors)  # [groups, 1, columns]
+        rows = (seen.transpose(1, 0, 2) / columns).astype(np.float32)  # [groups, rows, columns]
+        weight = (layer.matrix() * columns).astype(np.float32)  # [groups, outputs, columns]
+        exact = rows @ weight.transpose(0, 2, 1)
+        rounded = fake_quantize(rows, affine) @ _rounded(weight).transpose(0, 2, 1)
         energy = float(np.sum(exact.astype(np.float64) ** 2))
         total += float(np.sum((rounded - exact).astype(np.float64) ** 2)) / max(energy, 1e-30)
     return total
+
+
+def _rounded(weight: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Weights [groups, outputs, columns] in 8 bits, one scale for each output."""
+    flat = weight.reshape(-1, weight.shape[2])
+    scale = symmetric_scales(flat, 0, INT8_NARROW)
+    zero = np.zeros(scale.shape, np.int8)
+    return fake_quantize(flat, Affine(scale, zero, INT8_NARROW), 0).reshape(weight.shape)
 
 
 def _too_little(choices: Sequence[_Choice], outlook: Outlook | None) -> str:

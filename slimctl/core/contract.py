@@ -24,9 +24,9 @@ Feeds: TypeAlias = dict[str, NDArray[Any]]
 CalibrationMethod = Literal["auto", "kl", "minmax", "percentile", "mse"]
 
 
-SampleSet = Literal["few", "many"]
-"""Enough samples to see a broken model, or to tell two good ones apart: probabilities are then
-compared by the scores that Softmax or Sigmoid made them from."""
+SampleSet = Literal["few", "many", "scores"]
+"""A few samples show a broken model; many tell how good one is. To tell two good ones apart, many
+are looked at and probabilities compared by the scores that Softmax or Sigmoid made them from."""
 
 
 _T = TypeVar("_T")

@@ -55,9 +55,9 @@ def affine_from_range(
 ) -> Affine:
     """Scale and zero point that represent [low, high], with 0.0 exactly representable.
 
-    The range is widened to hold zero. Constant-zero and subnormal ranges get scale 1 rather than a
-    division by nothing. With ``symmetric`` the zero point is the middle of the type (0 for int8,
-    128 for uint8).
+    The range is widened to hold zero. Constant-zero and subnormal ranges get the scale of a range
+    of one rather than a division by nothing: the int32 biases that depend on it stay fine. With
+    ``symmetric`` the zero point is the middle of the type (0 for int8, 128 for uint8).
 
     Args:
         low: Finite lower end.
@@ -73,9 +73,9 @@ def affine_from_range(
         middle = (kind.low + kind.high + 1) // 2
         bound = max(-low64, high64)
         # The shorter side of the type decides, so that both ends are representable.
-        scale = up(_usable_scale(bound / min(middle - kind.low, kind.high - middle)))
+        scale = up(_usable_scale(bound, min(middle - kind.low, kind.high - middle)))
         return _scalar(scale, middle, kind)
-    scale = up(_usable_scale((high64 - low64) / (kind.high - kind.low)))
+    scale = up(_usable_scale(high64 - low64, kind.high - kind.low))
     zero_point = int(np.clip(np.rint(kind.low - low64 / scale), kind.low, kind.high))
     return _scalar(scale, zero_point, kind)
 
@@ -85,10 +85,9 @@ def next_power_of_two(scale: float) -> float:
     return 2.0 ** min(math.ceil(math.log2(scale)), 127)
 
 
-def _usable_scale(scale: float) -> float:
+def _usable_scale(length: float, steps: int) -> float:
     # Guard before anything divides: an all-zero or subnormal range has no meaningful scale.
-    if not scale > SMALLEST_SCALE:
-        return 1.0
+    scale = length / steps if length / steps > SMALLEST_SCALE else 1.0 / steps
     return float(np.float32(min(scale, float(np.finfo(np.float32).max))))
 
 
@@ -99,7 +98,8 @@ def _scalar(scale: float, zero_point: int, kind: QuantizedType) -> Affine:
 def symmetric_scales(weight: Float, axis: int | None, kind: QuantizedType) -> NDArray[np.float32]:
     """Scales max|w| / high, one per slice along ``axis``, or one in all for ``axis=None``.
 
-    An all-zero slice (a pruned channel) gets scale 1: any positive scale represents it exactly.
+    Any positive scale represents an all-zero slice (a pruned channel) exactly. It gets the largest
+    of the others, so that its int32 bias is no coarser than theirs; 1 where all slices are zero.
 
     Args:
         weight: Any shape.
@@ -114,7 +114,9 @@ def symmetric_scales(weight: Float, axis: int | None, kind: QuantizedType) -> ND
     )
     bound = np.max(np.abs(weight), axis=others, initial=0.0).astype(np.float64)  # [channels]
     scale = bound / kind.high
-    return np.where(scale > SMALLEST_SCALE, scale, 1.0).astype(np.float32)
+    largest = scale.max(initial=0.0)
+    usable = largest if largest > SMALLEST_SCALE else 1.0
+    return np.where(scale > SMALLEST_SCALE, scale, usable).astype(np.float32)
 
 
 def along(values: NDArray[Any], axis: int | None, ndim: int) -> NDArray[Any]:

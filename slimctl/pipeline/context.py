@@ -207,22 +207,25 @@ class PipelineContext:
     def fidelity(self, model: ir.Model, samples: SampleSet = "few") -> Mapping[str, float]:
         """SQNR in dB of each float output against the original, on some calibration samples.
 
-        With many samples probabilities are compared by the scores that they were made from.
+        As ``scores``, probabilities are compared by what they were made from.
         """
-        judges = self._judges_of(samples)
+        judges = self._judges_of("few" if samples == "few" else "many")
         if not judges:
             return {}
         key = (content_hash(model), samples)
         if key not in self._measured:
             session = open_session(model, threads=self.threads)
             found = tuple(run(session, feeds) for feeds, _ in judges)
-            views = self._views if samples == "many" else {}
-            self._measured[key] = sqnr_by_output(
-                [seen_through(views, outputs) for _, outputs in judges],
-                [seen_through(views, outputs) for outputs in found],
-            )
+            expected = [outputs for _, outputs in judges]
+            self._latest = (key[0], found[: len(self._judges["few"])])
             if samples == "few":
-                self._latest = (key[0], found)
+                self._measured[key] = sqnr_by_output(expected, found)
+            else:
+                self._measured[key[0], "many"] = sqnr_by_output(expected, found)
+                self._measured[key[0], "scores"] = sqnr_by_output(
+                    [seen_through(self._views, outputs) for outputs in expected],
+                    [seen_through(self._views, outputs) for outputs in found],
+                )
         return self._measured[key]
 
     def known_outputs(self, model: ir.Model) -> tuple[Feeds, ...]:

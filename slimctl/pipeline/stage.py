@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, NamedTuple
 
 import onnx_ir as ir
@@ -13,6 +14,8 @@ import onnx_ir as ir
 from slimctl.core.contract import Feeds
 from slimctl.core.errors import ModelExecutionError
 from slimctl.graph.edit import interface
+from slimctl.graph.opset import raise_opset
+from slimctl.graph.save import save_model
 from slimctl.graph.session import Level, open_session, run
 from slimctl.pipeline.probe import Probes, random_candidates, random_like
 
@@ -54,6 +57,17 @@ class Stage:
         if self._complaint is None:
             self._complaint = _checker_complaint(self.path)
         return self._complaint
+
+    def raised_complaint(self, opset: int, folder: Path) -> str:
+        """What the ONNX checker would have against the model in a newer operator set.
+
+        Args:
+            opset: The newer version of the default operator set.
+            folder: An existing one, for a file that is deleted again.
+        """
+        with TemporaryDirectory(dir=folder) as place:
+            raised = raise_opset(self.model, opset)
+            return _checker_complaint(save_model(raised, Path(place) / "raised.onnx")[0])
 
 
 def _checker_complaint(path: Path) -> str:

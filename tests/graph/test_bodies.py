@@ -55,6 +55,25 @@ def test_values_of_taken_branches(nested: ir.Model, outer: bool, inner: bool) ->
     np.testing.assert_array_equal(found["y"], plain["y"])
 
 
+@pytest.mark.parametrize("taken", [True, False])
+def test_branches_of_old_models(taken: bool) -> None:
+    """Their Ifs want the same shape of both branches, which an empty tensor has not."""
+    text = """<ir_version: 5, opset_import: ["": 10]>
+    g (float[2,3] x, bool c) => (float[2,3] y)
+    {
+        y = If(c) <
+            then_branch = t () => (float[2,3] p) { a = Clip<max = 0.5>(x) p = Neg(a) },
+            else_branch = e () => (float[2,3] q) { b = Exp(x) q = Neg(b) }
+        >
+    }"""
+    model = ir.from_proto(onnx.parser.parse_model(text))
+    x = np.random.default_rng(0).normal(size=(2, 3)).astype(np.float32)
+    found = run(open_session(tapped(model, ["a", "b"])), {"x": x, "c": np.array(taken)})
+    np.testing.assert_allclose(found["a"], np.minimum(x, 0.5) if taken else np.zeros(0))
+    np.testing.assert_allclose(found["b"], np.zeros(0) if taken else np.exp(x), rtol=1e-6)
+    assert model.opset_imports[""] == 10
+
+
 def test_the_model_itself_is_not_changed(nested: ir.Model) -> None:
     before = interface(nested), [place.graph.name for place in observable_graphs(nested)]
     tapped(nested, ["b"])

@@ -99,8 +99,9 @@ def test_values_inside_the_range_are_off_by_at_most_half_a_step(low: float, high
 @pytest.mark.parametrize(
     ("low", "high"), [(0.0, 0.0), (1e-45, 1e-45), (0.0, 1e-44), (-1e-40, 0.0), (-0.0, 0.0)]
 )
-def test_constant_zero_and_subnormal_ranges_get_scale_one(low: float, high: float) -> None:
-    assert affine_from_range(low, high, UINT8, symmetric=False).scale == 1.0
+def test_constant_zero_and_subnormal_ranges_count_as_one(low: float, high: float) -> None:
+    assert affine_from_range(low, high, UINT8, symmetric=False).scale == np.float32(1 / 255)
+    assert affine_from_range(low, high, INT8, symmetric=True).scale == np.float32(1 / 127)
 
 
 def test_constant_positive_range_starts_at_zero() -> None:
@@ -125,12 +126,13 @@ def test_symmetric_has_its_zero_point_in_the_middle() -> None:
 def test_weight_scales_by_hand() -> None:
     weight = np.float32([[1.27, -0.5], [0.0, 0.0], [-2.54, 2.0]])
     np.testing.assert_allclose(
-        symmetric_scales(weight, 0, INT8_NARROW), [0.01, 1.0, 0.02], rtol=1e-6
+        symmetric_scales(weight, 0, INT8_NARROW), [0.01, 0.02, 0.02], rtol=1e-6
     )
     np.testing.assert_allclose(
         symmetric_scales(weight, 1, INT8_NARROW), [0.02, 2.0 / 127], rtol=1e-6
     )
     assert symmetric_scales(weight, None, INT8_NARROW).shape == ()
+    np.testing.assert_array_equal(symmetric_scales(0 * weight, 0, INT8_NARROW), [1.0, 1.0, 1.0])
 
 
 def test_channels_broadcast_along_their_axis() -> None:

@@ -21,7 +21,6 @@ from slimctl.graph.session import Level, open_session, optimized, run
 from slimctl.passes.quantize_weights import QuantizeWeights
 from slimctl.recipe.run import run_passes
 from slimctl.targets import load_target
-from tests.cases.oracle import cases, violations
 
 TYPES = ["int2", "uint2", "int4", "uint4", "int8", "uint8"]
 FLOORS = {"2": 4.0, "4": 15.0, "8": 38.0}
@@ -420,15 +419,3 @@ def test_through_the_pipeline(options: dict[str, Any], tmp_path: Path) -> None:
         results.append((tmp_path / name).read_bytes())
     assert results[0] == results[1]
     onnx.checker.check_model(onnx.load(tmp_path / "one.onnx"))
-
-
-@pytest.mark.parametrize("case", cases("weight_only"), ids=lambda case: case.id)
-@pytest.mark.parametrize("form", ["nbits", "qdq"])
-@pytest.mark.parametrize("weight_type", ["int4", "uint4", "int8"])
-def test_public_bug_reports(case: Any, form: str, weight_type: str, tmp_path: Path) -> None:
-    size = case.check["action"].partition("block=")[2]
-    step = QuantizeWeights(weight_type=weight_type, format=form, block_size=int(size or 32))
-    output = tmp_path / "out.onnx"
-    result = run_passes(case.model, [step], output=output)
-    assert result.records[0].report.changed
-    assert violations(case, output, "weight_only") == []

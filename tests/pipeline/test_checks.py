@@ -216,6 +216,38 @@ def test_what_the_checker_had_against_the_original_becomes_a_note(
     assert any("checker rejects the model, as it did before" in note for note in record.notes)
 
 
+def test_an_output_of_a_wrong_rank_is_the_fault_of_the_model(
+    make_pass: MakePass, run_chain: RunChain, tmp_path: Path
+) -> None:
+    """Exporters state it; inference does not see it before Reshape of operator set 14."""
+    text = """<ir_version: 6, opset_import: ["": 12]>
+    g (float[2,3,4] x) => (float[2,n] y) {
+        s = Shape(x) h = Neg(x) y = Reshape(h, s)
+    }"""
+    path = tmp_path / "wrong.onnx"
+    onnx.save(onnx.parser.parse_model(text), path)
+    onnx.checker.check_model(str(path), full_check=True)
+
+    def keep(model: ir.Model, _: Any) -> None:
+        del model
+
+    record = run_chain(make_pass(keep, minimum_opset=lambda *_: 14), model=path).records[0]
+    assert any("checker rejects the model, as it did before" in note for note in record.notes)
+    assert not any(tmp_path.rglob("raised*"))
+
+
+def test_an_output_of_a_wrong_rank_excuses_no_other_operator_set(
+    make_pass: MakePass, run_chain: RunChain
+) -> None:
+    """A step that raises the operator set is judged by what it did to a valid model."""
+
+    def misstate(model: ir.Model, _: Any) -> None:
+        node(model, "relu").attributes["unheard"] = ir.AttrInt64("unheard", 1)
+
+    with pytest.raises(PassContractError, match="ONNX checker"):
+        run_chain(make_pass(misstate, minimum_opset=lambda *_: 21))
+
+
 def test_optimizations_that_change_more_than_the_step_are_mentioned(
     make_pass: MakePass,
     run_chain: RunChain,
