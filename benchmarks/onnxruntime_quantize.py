@@ -28,11 +28,11 @@ def prepare(model: Path, output: Path) -> None:
 
 
 def samples(data: Path) -> Iterator[dict[str, NDArray[Any]]]:
-    """Yields the feeds of one picture each."""
-    with np.load(data) as arrays:
-        ((name, images),) = arrays.items()
-    for index in range(len(images)):
-        yield {name: images[index : index + 1]}
+    """Yields the feeds of one sample each."""
+    with np.load(data) as archive:
+        arrays = dict(archive)
+    for index in range(len(next(iter(arrays.values())))):
+        yield {name: array[index : index + 1] for name, array in arrays.items()}
 
 
 def quantize(method: str, model: Path, data: Path, output: Path) -> None:
@@ -63,6 +63,15 @@ def quantize(method: str, model: Path, data: Path, output: Path) -> None:
         )
 
 
+def quantize_dynamic(model: Path, output: Path) -> None:
+    """Writes a model with integer weights per channel, activations quantized at run time."""
+    from onnxruntime import quantization
+
+    quantization.quantize_dynamic(
+        model, output, per_channel=True, weight_type=quantization.QuantType.QInt8
+    )
+
+
 def infer(model: Path, data: Path) -> None:
     """Runs every picture and keeps nothing."""
     from benchmarks.workload import open_session
@@ -75,6 +84,8 @@ def infer(model: Path, data: Path) -> None:
 def main(method: str, model: Path, data: Path, output: Path) -> None:
     if method == "inference":
         infer(model, data)
+    elif method == "dynamic":
+        quantize_dynamic(model, output)
     else:
         quantize(method, model, data, output)
 

