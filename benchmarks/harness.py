@@ -102,14 +102,15 @@ class Report:
         """Adds one line that says whether what the project promises was measured."""
         self.lines.append(f"{'kept  ' if kept else 'MISSED'}  {promise}: {found}")
 
-    def write(self) -> Path:
-        """Prints the report and writes it to ``results/NAME.txt``."""
+    def write(self, *, quiet: bool = False) -> Path:
+        """Writes the report to ``results/NAME.txt`` and prints it."""
         body = "\n".join(self.lines).rstrip()
         text = f"{self.title}\n{'=' * len(self.title)}\n\n{machine()}\n\n{body}\n"
         path = RESULTS / f"{self.name}.txt"
         path.parent.mkdir(exist_ok=True)
         path.write_text(text, encoding="utf-8")
-        print(text, flush=True)
+        if not quiet:
+            print(text, flush=True)
         return path
 
 

@@ -227,6 +227,8 @@ def run(artifacts: Artifacts) -> Report:
         "text, mask ...) are those of the float model, and masks are compared by intersection over",
         "union. Modes for matrices are listed where the model has any to speak of.",
     )
-    for key in MODELS:
+    for count, key in enumerate(MODELS, start=1):
         _measure(report, key, folder)
+        if count < len(MODELS):  # a run takes most of an hour: what is known by now is kept
+            report.write(quiet=True)
     return report
