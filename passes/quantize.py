@@ -9,7 +9,7 @@ from pydantic import Field, JsonValue, ValidationError, field_validator, model_v
 
 from slimctl.core.contract import CalibrationMethod, Effect, Pass
 from slimctl.core.errors import OptionError
-from slimctl.core.target import ActivationType, Target
+from slimctl.core.target import StoredActivationType, Target
 from slimctl.graph.select import check_patterns
 from slimctl.graph.session import CPU
 from slimctl.passes._weights_algorithms import Algorithm
@@ -94,7 +94,7 @@ class Quantize(Pass):
         description="static: share of values kept by --calibration percentile, in percent.",
         json_schema_extra=_unset("99.999"),
     )
-    activation_type: ActivationType | Literal["none"] | None = Field(
+    activation_type: StoredActivationType | None = Field(
         None,
         description="static: integer type of activations; none stores weights as integers and "
         "computes in float.",
@@ -105,6 +105,7 @@ class Quantize(Pass):
     weight_type: StoredType | None = Field(
         None,
         description="Integer type of weights; fewer than 8 bits with weight-only.",
+        json_schema_extra=_unset("the target's, weight-only uint4"),
     )
     block_size: int | None = Field(
         None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Self
 
 import onnx_ir as ir
 from pydantic import Field, field_validator
@@ -19,7 +19,7 @@ from slimctl.core.contract import (
     PassReport,
 )
 from slimctl.core.errors import PassFailedError
-from slimctl.core.target import ActivationType, Target, WeightType
+from slimctl.core.target import StoredActivationType, Target, WeightType
 from slimctl.graph.edit import clone_model
 from slimctl.graph.save import content_hash
 from slimctl.graph.select import Selection, check_patterns
@@ -80,7 +80,7 @@ class QuantizeStatic(Pass):
         le=100.0,
         description="Share of values kept by --calibration percentile, in percent.",
     )
-    activation_type: ActivationType | Literal["none"] | None = Field(
+    activation_type: StoredActivationType | None = Field(
         None,
         description="Integer type of activations; none stores weights as integers and computes in "
         "float.",

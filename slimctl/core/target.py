@@ -10,6 +10,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from slimctl.core.rules import OperatorTable, Rule
 
 ActivationType = Literal["uint8", "int8", "uint16", "int16"]
+StoredActivationType = Literal["uint8", "int8", "uint16", "int16", "none"]
+"""As :data:`ActivationType`; none leaves activations in float."""
+
 WeightType = Literal["int8", "uint8"]
 
 ABSORBED = ("Relu", "Clip")
