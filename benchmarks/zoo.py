@@ -228,10 +228,8 @@ def _text(outputs: Outputs) -> NDArray[Any]:
 
 
 def _read(outputs: Outputs) -> NDArray[Any]:
-    """The text of a model that takes the best letters itself."""
-    best = next(iter(outputs.values())).reshape(-1)
-    kept = best[np.flatnonzero(np.diff(best, prepend=-1))]
-    return _letters(kept[kept != 0])
+    """The same of an output [steps, 1, letters]."""
+    return _text({name: array.transpose(1, 0, 2) for name, array in outputs.items()})
 
 
 def _letters(codes: NDArray[Any]) -> NDArray[Any]:

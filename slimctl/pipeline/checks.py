@@ -149,9 +149,19 @@ def _rejected_before(trial: Trial) -> bool:
     statement, the shape of an output say, may come to light only when the operator set is raised.
     """
     before, opset = trial.before, default_opset(trial.after.model)
+    if _states_wrong_rank(before):
+        return True
     if before.checker_complaint() or default_opset(before.model) >= opset:
         return bool(before.checker_complaint())
     return bool(before.raised_complaint(opset, trial.after.path.parent))
+
+
+def _states_wrong_rank(stage: Stage) -> bool:
+    """Whether an output has another rank than the model says: true shapes then contradict it."""
+    ranks = {v.name: len(v.shape) for v in stage.model.graph.outputs if v.shape is not None}
+    runs = stage.observation.optimized if stage.observation is not None else ()
+    found = ((name, array.ndim) for outputs in runs for name, array in outputs.items())
+    return any(rank != ranks.get(name, rank) for name, rank in found)
 
 
 def _lacking_kernel(trial: Trial) -> str:
