@@ -19,6 +19,8 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from slimctl.numerics.second_order import inverse_factor
+
 Matrix = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 
@@ -383,19 +385,12 @@ def ridged(spread: Matrix, ridge: float) -> Matrix:
     return found
 
 
-def inverse_factor(spread: Matrix) -> Matrix:
-    """The upper ``U`` with ``spread^-1 = U^T U``."""
-    # Factored from the last row on: spread = R R^T with R upper, and U = R^-1.
-    backwards = np.linalg.cholesky(spread[::-1, ::-1])
-    return np.triu(np.linalg.inv(backwards[::-1, ::-1]))
-
-
 def prune_columns(weight: Matrix, factor: Matrix, pattern: Pattern, planned: Mask) -> Matrix:
     """One matrix, column by column (algorithm 1 of SparseGPT).
 
     Args:
         weight: [outputs, inputs]
-        factor: From :func:`inverse_factor`.
+        factor: From :func:`slimctl.numerics.second_order.inverse_factor`.
         pattern: What goes.
         planned: What it planned, [outputs, inputs].
     """

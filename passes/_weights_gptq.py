@@ -23,12 +23,12 @@ from slimctl.numerics.blocks import (
     in_blocks,
     searched_parameters,
 )
+from slimctl.numerics.second_order import inverse_factor
 from slimctl.passes._obs import ridged
 
 _STEP: Final = 32
 """Inputs whose updates are gathered before the inputs behind them see them (section 3.3)."""
 
-_SMALL: Final = 64
 _OUTPUTS: Final = 4096
 """Outputs that are worked on together; bounds the memory."""
 
@@ -65,23 +65,9 @@ def make_plan(moments: Matrix, how: Correction) -> Plan:
     spread = moments.astype(np.float64)
     strength = np.diagonal(spread)
     order = np.argsort(-strength, kind="stable") if how.act_order else np.arange(len(strength))
-    # Factored from the last row on: H = R R^T with R upper, and U = R^-1.
-    ordered = ridged(spread, how.damping)[np.ix_(order, order)][::-1, ::-1]
-    factor = upper_inverse(np.ascontiguousarray(np.linalg.cholesky(ordered)[::-1, ::-1]))
+    ordered = ridged(spread, how.damping)[np.ix_(order, order)]
+    factor = inverse_factor(ordered)
     return Plan(order, factor.astype(np.float32), strength.astype(np.float32))
-
-
-def upper_inverse(matrix: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Inverse of an upper triangular matrix, by halves: an eighth of the work of a full one."""
-    size = len(matrix)
-    if size <= _SMALL:
-        return np.triu(np.linalg.inv(matrix))
-    half = size // 2
-    found = np.zeros_like(matrix)
-    found[:half, :half] = upper_inverse(matrix[:half, :half])
-    found[half:, half:] = upper_inverse(matrix[half:, half:])
-    found[:half, half:] = -found[:half, :half] @ (matrix[:half, half:] @ found[half:, half:])
-    return found
 
 
 def round_corrected(matrix: Matrix, plan: Plan, block: int, grid: Grid, how: Correction) -> Blocks:

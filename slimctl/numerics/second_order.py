@@ -92,11 +92,11 @@ def _ridged(moments: Array, ridge: float) -> Array:
 
 
 def inverse_factor(moments: Array) -> Array:
-    """The upper ``U`` with ``moments^-1 = U^T U``, for each group.
+    """The upper ``U`` with ``moments^-1 = U^T U``, of matrices [..., n, n].
 
     Factored from the last row on: ``moments = R R^T`` with ``R`` upper, and ``U = R^-1``.
     """
-    backwards = np.linalg.cholesky(moments[:, ::-1, ::-1])[:, ::-1, ::-1]
+    backwards = np.linalg.cholesky(moments[..., ::-1, ::-1])[..., ::-1, ::-1]
     return upper_inverse(np.ascontiguousarray(backwards))
 
 

@@ -96,7 +96,7 @@ def test_dead_inputs_and_groups_do_no_harm() -> None:
     assert np.array_equal(codes[0, :, 3], _nearest(matrix, scale)[0, :, 3])
 
 
-@pytest.mark.parametrize("size", [5, 64, 65, 150])
+@pytest.mark.parametrize("size", [1, 5, 64, 65, 150])
 def test_factors_are_inverses(size: int) -> None:
     _, _, moments = _problem(2, 1, size)
     factor = inverse_factor(moments)

@@ -19,13 +19,13 @@ from slimctl.graph.edit import clone_model, const_array, interface
 from slimctl.graph.save import initializer_values
 from slimctl.graph.select import Selection
 from slimctl.graph.session import open_session, run
+from slimctl.numerics.second_order import inverse_factor
 from slimctl.passes import _obs
 from slimctl.passes._obs import (
     Count,
     Given,
     Moments,
     TwoOfFour,
-    inverse_factor,
     lowest,
     lowest_by_row,
     prune_columns,

@@ -28,7 +28,7 @@ from slimctl.numerics.blocks import (
 from slimctl.passes import _weights_moments
 from slimctl.passes._weights_awq import best_factors, round_important
 from slimctl.passes._weights_fold import apply_edits, plan_division
-from slimctl.passes._weights_gptq import Correction, make_plan, round_corrected, upper_inverse
+from slimctl.passes._weights_gptq import Correction, make_plan, round_corrected
 from slimctl.passes._weights_layers import Wanted, find
 from slimctl.passes.quantize_weights import QuantizeWeights
 from slimctl.recipe.run import run_passes
@@ -157,12 +157,6 @@ def test_inputs_that_never_hold_anything_do_no_harm() -> None:
     nothing = np.zeros((64, 64), np.float32)
     found = round_corrected(matrix, make_plan(nothing, how), 32, GRID, how)
     assert sqnr_db(matrix, found.restored()) > 15  # nearest, where nothing is known
-
-
-@pytest.mark.parametrize("size", [1, 5, 64, 65, 200])
-def test_inverse_by_halves(size: int) -> None:
-    matrix = np.triu(normal(0, size, size).astype(np.float64)) + 20 * np.eye(size)
-    np.testing.assert_allclose(upper_inverse(matrix) @ matrix, np.eye(size), atol=1e-9)
 
 
 STACK = """(float[N,64] x) => (float[N,64] y) {
