@@ -11,7 +11,6 @@ import onnx_ir as ir
 from pydantic import Field, field_validator, model_validator
 
 from slimctl.core.contract import Context, Effect, Pass, PassReport
-from slimctl.core.errors import SourceError
 from slimctl.core.target import Target
 from slimctl.graph.edit import NameScope, const_array, remove_dead
 from slimctl.graph.select import Selection, check_patterns
@@ -137,6 +136,10 @@ class QuantizeWeights(Pass):
     def _wanted(self) -> Wanted:
         return Wanted(self.block_size, self._bits, self.format == "nbits", self.embeddings)
 
+    def requires_data(self) -> bool:
+        """Where weights are chosen for what layers read."""
+        return self.algorithm in ("awq", "gptq")
+
     def minimum_opset(self, model: ir.Model, target: Target) -> int:
         """What the standard operators need: blocks came with 21, 2-bit types with 25."""
         del target
@@ -153,12 +156,6 @@ class QuantizeWeights(Pass):
 
     def apply(self, model: ir.Model, context: Context) -> PassReport:
         """Quantizes every matrix that can be."""
-        if self.algorithm in ("gptq", "awq") and not context.has_data:
-            raise SourceError(
-                "none",
-                f"{self.algorithm} looks at what layers read, and there are no calibration data",
-                fix="give --calib SOURCE, or take --algorithm rtn or hqq",
-            )
         selection = Selection(self.include, self.exclude)
         matrices, skipped = find(model, self._wanted, selection)
         names = NameScope(model)

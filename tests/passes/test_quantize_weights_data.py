@@ -238,7 +238,7 @@ def test_layers_in_branches_are_corrected_and_those_in_loops_named(quantized: An
 @pytest.mark.parametrize("algorithm", ["gptq", "awq"])
 def test_without_data_there_is_an_error(algorithm: str, tmp_path: Path) -> None:
     ir.save(stack(), tmp_path / "model.onnx")
-    with pytest.raises(SourceError, match=f"{algorithm} looks at what layers read"):
+    with pytest.raises(SourceError, match="needs calibration data"):
         run_passes(
             tmp_path / "model.onnx",
             [QuantizeWeights(algorithm=algorithm)],  # type: ignore[arg-type]

@@ -24,9 +24,16 @@ from slimctl.recipe.run import run_recipe
 
 
 def test_the_presets() -> None:
-    assert preset_names() == ["fuse-only", "int8-cpu", "int8-cpu-accurate", "prune-int8-cpu"]
+    assert preset_names() == [
+        "fp16",
+        "fuse-only",
+        "int4-weights",
+        "int8-cpu",
+        "int8-cpu-accurate",
+        "prune-int8-cpu",
+    ]
     assert [preset.name for preset in presets()] == preset_names()
-    assert presets()[1].steps == ("fuse", "quantize")
+    assert presets()[3].steps == ("fuse", "quantize")
 
 
 @pytest.mark.parametrize("name", preset_names())
@@ -46,7 +53,7 @@ class TestEveryPreset:
         job = resolve_recipe(parsed)
         assert job.model == tmp_path / "a b: c.onnx"
         assert job.output == tmp_path / "artifacts" / "mine"
-        if name != "fuse-only":
+        if name not in ("fp16", "fuse-only"):
             assert job.calibration is not None
             assert job.calibration.source == str(tmp_path / "my data")
 
@@ -121,8 +128,9 @@ def test_every_preset_runs(name: str, images: Path, monkeypatch: pytest.MonkeyPa
     assert result.artifact is not None
     operators = {node.op_type for node in onnx.load(result.artifact.model).graph.node}
     assert "Identity" not in operators
-    assert ("QuantizeLinear" in operators) is (name != "fuse-only")
-    if name != "fuse-only":
+    marks = {"fp16": "Cast", "fuse-only": "Relu", "int4-weights": "MatMulNBits"}
+    assert marks.get(name, "QuantizeLinear") in operators
+    if "int8" in name:
         assert result.manifest.results.size_ratio < 0.5
 
 
