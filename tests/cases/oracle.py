@@ -25,9 +25,20 @@ INTEGER_TYPES = {
     onnx.TensorProto.INT4,
     onnx.TensorProto.UINT4,
 }
+SCALES = {
+    # where an operator reads the scales of weights
+    "QuantizeLinear": (1,),
+    "DequantizeLinear": (1,),
+    "MatMulNBits": (2,),
+    "GatherBlockQuantized": (2,),
+    "Mul": (0, 1),
+    "DynamicQuantizeLSTM": (8, 10),
+}
+INTEGER_LAYERS = {"MatMulInteger": 1, "ConvInteger": 1, "DynamicQuantizeLSTM": 1, "MatMulNBits": 1}
 FLOORS = {
     "quant_static": "sqnr",
     "quant_dynamic": "sqnr",
+    "quant_dynamic_conv": "sqnr",
     "weight_only": "sqnr_int4",
     "fp16": "sqnr_fp16",
 }
@@ -100,12 +111,25 @@ class Evidence:
     names: list[str]
 
     def initializers(self) -> dict[str, onnx.TensorProto]:
-        return {item.name: item for item in self.model.graph.initializer}
+        return {item.name: item for graph in self.graphs() for item in graph.initializer}
+
+    def nodes(self) -> Iterator[onnx.NodeProto]:
+        """All nodes, those in branches and loops included."""
+        for graph in self.graphs():
+            yield from graph.node
+
+    def graphs(self) -> Iterator[onnx.GraphProto]:
+        """The main graph, and what is within it."""
+        waiting = [self.model.graph]
+        while waiting:
+            graph = waiting.pop()
+            yield graph
+            waiting += [a.g for node in graph.node for a in node.attribute if a.HasField("g")]
 
     def integer_weights(self) -> Iterator[tuple[str, int, np.ndarray]]:
         """Name, axis and scales of every integer initializer that a DequantizeLinear reads."""
         stored = self.initializers()
-        for node in self.model.graph.node:
+        for node in self.nodes():
             if node.op_type != "DequantizeLinear" or node.input[0] not in stored:
                 continue
             if stored[node.input[0]].data_type in INTEGER_TYPES:
@@ -133,7 +157,8 @@ def violations(case: Case, produced: Path, job: str) -> list[str]:
     Args:
         case: The bug report.
         produced: The file that the tool wrote.
-        job: ``quant_static``, ``quant_dynamic``, ``weight_only``, ``fp16``, ``fuse`` or ``prune``.
+        job: ``quant_static``, ``quant_dynamic``, ``quant_dynamic_conv`` (convolutions as well),
+            ``weight_only``, ``fp16``, ``fuse`` or ``prune``.
     """
     feeds = case.feeds("evaluation")
     original = _session(case.model, optimize=True)
@@ -202,13 +227,41 @@ def _channel_values(e: Evidence) -> Iterator[str]:
                 yield f"{name} channel {channel} is off by {error:.3g}"
 
 
+def _scale_inputs(e: Evidence) -> Iterator[tuple[str, str]]:
+    """Nodes and the names of the scales that they read.
+
+    A product is one of scales when its other factor is what DynamicQuantizeLinear chose.
+    """
+    chosen = {n.output[1] for n in e.nodes() if n.op_type == "DynamicQuantizeLinear"}
+    for node in e.nodes():
+        if node.op_type == "Mul" and not chosen & set(node.input):
+            continue
+        for index in SCALES.get(node.op_type, ()):
+            yield node.name, node.input[index]
+
+
 def _scales(e: Evidence) -> Iterator[str]:
     stored = e.initializers()
-    for node in e.model.graph.node:
-        if node.op_type in ("QuantizeLinear", "DequantizeLinear") and node.input[1] in stored:
-            scale = numpy_helper.to_array(stored[node.input[1]]).astype(np.float64)
+    for node, name in _scale_inputs(e):
+        if name in stored:
+            scale = numpy_helper.to_array(stored[name]).astype(np.float64)
             if not (np.isfinite(scale).all() and (scale > 0).all()):
-                yield f"{node.name}: a scale is not finite and positive"
+                yield f"{node}: a scale is not finite and positive"
+
+
+def _integer_layers(e: Evidence) -> Iterator[str]:
+    """Where convolutions may be integers and where only weights are, something has to be."""
+    if e.job not in ("quant_dynamic_conv", "weight_only"):
+        return
+    stored = e.initializers()
+    layers = [
+        node
+        for node in e.nodes()
+        if node.op_type in INTEGER_LAYERS and node.input[INTEGER_LAYERS[node.op_type]] in stored
+    ]
+    count = len(layers) + (len(list(e.integer_weights())) if e.job == "weight_only" else 0)
+    if count < e.case.check.get("int8_weights", 1):
+        yield f"{count} layers have integer weights"
 
 
 def _weights(e: Evidence) -> Iterator[str]:
@@ -279,6 +332,7 @@ CHECKS: tuple[Callable[[Evidence], Iterator[str]], ...] = (
     _quality,
     _channel_values,
     _scales,
+    _integer_layers,
     _weights,
     _opset,
     _fused,
