@@ -309,7 +309,7 @@ class _Placer:
         if self.target.whole_graph:
             return
         written = [self._written(node)] if len(node.outputs) == 1 else list(node.outputs)
-        if any(self._is_wanted(value) for value in written):
+        if any(self._is_wanted(value) or self._is_moved_into_a_body(value) for value in written):
             return
         self.result.integer.discard(node)
         for value in written:
@@ -320,6 +320,18 @@ class _Placer:
 
     def _is_wanted(self, value: ir.Value) -> bool:
         return any(user in self.result.integer for user in value.consumers())
+
+    def _is_moved_into_a_body(self, value: ir.Value) -> bool:
+        """Whether a body reads what an operator that only moves values has written.
+
+        Behind the DQ in front of it onnxruntime 1.32 adds a pair of its own there, takes the index
+        of the captured input for that of an explicit one, and aborts the process
+        (QDQPropagationTransformer).
+        """
+        producer = value.producer()
+        if producer is None or producer.op_type not in self.target.data_movement:
+            return False
+        return any(use.node.graph is not self.graph for use in value.uses())
 
     def _must_stay(self, value: ir.Value) -> bool:
         writer = origin(value, self.result.clamps)

@@ -190,13 +190,3 @@ def graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
         for attribute in node.attribute:
             if attribute.HasField("g"):
                 yield from graphs(attribute.g)
-
-
-_MOVEMENT = {"Transpose", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Dropout"}
-
-
-def captures_movement(graph: onnx.GraphProto) -> bool:
-    """Whether a body reads what the main graph only moved."""
-    moved = {node.output[0] for node in graph.node if node.op_type in _MOVEMENT}
-    bodies = [each for each in graphs(graph) if each is not graph]
-    return any(moved & set(node.input) for body in bodies for node in body.node)

@@ -19,12 +19,6 @@ MOVES = {
 }
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="onnxruntime 1.32 aborts the process when a DequantizeLinear is followed by a Transpose,"
-    " Reshape or the like whose output a branch reads (QDQPropagationTransformer takes the index of"
-    " a captured input for that of an explicit one); a Q/DQ pair behind the movement prevents it",
-)
 @pytest.mark.parametrize("move", MOVES.values(), ids=MOVES)
 def test_static_quantization_survives(move: str, tmp_path: Path) -> None:
     text = f"""g (float[1,4,4,4] x, bool c) => (float[K,L,M,N] y) {{

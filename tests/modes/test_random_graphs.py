@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import onnx
 import pytest
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import HealthCheck, given, settings
 
 from slimctl.core.errors import PassFailedError
 from slimctl.passes.quantize import Quantize
 from slimctl.recipe.run import run_passes
 from slimctl.recipe.schema import DataSpec
-from tests.modes.growing import captures_movement, graphs
+from tests.modes.growing import graphs
 from tests.modes.networks import Network, build, networks
 from tests.modes.noise import Steps
 from tests.modes.promises import Placed, complaints, placed
@@ -114,8 +114,6 @@ def test_every_mode_keeps_its_promises(mode: Mode) -> None:
     )
     @given(network=networks())
     def holds(network: Network) -> None:
-        # Those end the process in onnxruntime: test_captured_movement.py is about them.
-        assume(mode.job != "quant_static" or not captures_movement(network.proto.graph))
         check(network, mode)
 
     holds()
