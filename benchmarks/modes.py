@@ -81,7 +81,7 @@ class Bench:
         stacked = self.model.stacked(1, EVALUATION)
         self.samples: list[Feeds] = [
             {name: array[index : index + 1] for name, array in stacked.items()}
-            for index in range(EVALUATION)
+            for index in range(len(next(iter(stacked.values()))))
         ]
         session = open_session(self.source)
         self.reference = [run_session(session, feeds) for feeds in self.samples]
@@ -223,7 +223,7 @@ def run(artifacts: Artifacts) -> Report:
     folder = artifacts.workload.folder / "modes"
     folder.mkdir(exist_ok=True)
     report.text(
-        f"{CALIBRATION} samples calibrate, {EVALUATION} others are compared. Decisions (class,",
+        f"{CALIBRATION} samples calibrate, up to {EVALUATION} others are compared. Decisions (class,",
         "text, mask ...) are those of the float model, and masks are compared by intersection over",
         "union. Modes for matrices are listed where the model has any to speak of.",
     )
