@@ -223,9 +223,10 @@ def run(artifacts: Artifacts) -> Report:
     folder = artifacts.workload.folder / "modes"
     folder.mkdir(exist_ok=True)
     report.text(
-        f"{CALIBRATION} samples calibrate, up to {EVALUATION} others are compared. Decisions (class,",
-        "text, mask ...) are those of the float model, and masks are compared by intersection over",
-        "union. Modes for matrices are listed where the model has any to speak of.",
+        f"{CALIBRATION} samples calibrate, up to {EVALUATION} others are compared. Decisions",
+        "(class, letters, mask ...) are those of the float model, and masks are compared by",
+        "intersection over union. Modes for matrices are listed where the model has any to speak",
+        "of.",
     )
     for count, key in enumerate(MODELS, start=1):
         _measure(report, key, folder)
