@@ -37,8 +37,6 @@ _SINGLE: Final[dict[Mode, tuple[type[Pass], dict[str, Any]]]] = {
 }
 """The pass of each mode, and what the mode says about it."""
 
-_MANY_LEVELS: Final = 256
-
 _CHAIN: Final = frozenset(
     {"fuse", "equalize", "smooth", "rounding", "bias_correction", "legalize", "dims"}
 )
@@ -313,9 +311,8 @@ class Quantize(Pass):
     def _around(self, single: QuantizeStatic) -> Iterator[Pass]:
         """The static pass with what raises its accuracy."""
         calibrated = single.requires_data()
-        wide = single.activation_kind().levels > _MANY_LEVELS  # steps too fine to gain from it
         # They have to be tried out, which is what ``auto`` takes its time for.
-        tried = single.calibration == "auto" and calibrated and not wide
+        tried = single.calibration == "auto" and calibrated and not single.has_fine_steps()
         if tried if self.equalize is None else self.equalize:
             yield Equalize()
         if self.smooth or (tried and self.smooth is None):

@@ -247,7 +247,7 @@ class QuantizeStatic(Pass):
     def _rules(self, target: Target) -> tuple[Rule, ...]:
         if self.calibration != "auto":
             return (Rule(self.calibration),)
-        if self.activation_kind().levels > _MANY_LEVELS:
+        if self.has_fine_steps():
             return (Rule("minmax"),)  # steps are so fine that clipping gains nothing
         # Symmetric ranges have one end to choose: squares serve them.
         return (_FIRST,) if self.effective(target).activation_symmetric else _RULES
@@ -282,6 +282,10 @@ class QuantizeStatic(Pass):
 
     def _selection(self) -> Selection:
         return Selection(self.include, self.exclude)
+
+    def has_fine_steps(self) -> bool:
+        """Whether activations have so many levels that evening out channels gains nothing."""
+        return self.activation_kind().levels > _MANY_LEVELS
 
     def activation_kind(self) -> QuantizedType:
         """The integer type of activations, once resolved."""

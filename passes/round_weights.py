@@ -265,9 +265,8 @@ def _round(target: _Target, moments: _Moments, names: NameScope) -> float | str:
 
 def _scales(target: _Target) -> NDArray[np.float64]:
     """The step of every output, [groups, outputs]."""
-    codes, scale, _ = target.quantized.parameters()
+    _, scale, _ = target.quantized.parameters()
     groups, outputs, _ = target.linear.matrix().shape
-    del codes
     return np.broadcast_to(scale.astype(np.float64).reshape(-1), (groups * outputs,)).reshape(
         groups, outputs
     )

@@ -47,6 +47,8 @@ _WORTH: Final = 0.8
 """Layers are smoothed when their error falls to this part of what it was: an added multiplication
 costs time, too."""
 
+_NOTHING_IN_FRONT: Final = "no factor or shift in front of it takes one number per channel"
+
 
 @dataclass(frozen=True)
 class _Choice:
@@ -107,6 +109,9 @@ class Smooth(Pass):
         smooth = clone_model(model)
         found, skipped = shared_inputs(smooth, selection)
         divider = Divider(smooth, self.name)
+        for shared in found:
+            if not divider.can_divide(shared):
+                skipped.extend(Skipped(name, _NOTHING_IN_FRONT) for name in shared.names)
         found = [shared for shared in found if divider.can_divide(shared)]
         choices = []
         for shared, strength in strengths(smooth, found, context):

@@ -202,3 +202,51 @@ def test_it_stands_before_quantization(tmp_path: Path) -> None:
     ir.save(_model("normalization"), source)
     with pytest.raises(ConfigError, match="cannot run after 'quantize-static'"):
         run_passes(source, [Quantize(), Smooth()], output=tmp_path / "o.onnx")
+
+
+CONVOLUTIONS = {
+    "factor and shift": ("m = Mul(h, f) a = Add(m, s) y = Conv<pads=[1,1,1,1]>(a, w)", 1),
+    "depthwise": ("m = Mul(h, f) y = Conv<group=8, pads=[1,1,1,1]>(m, d)", 1),
+    "quotient": ("m = Div(h, f) y = Conv(m, w)", 1),
+    "nothing in front": ("y = Conv(h, w)", 0),
+    "read elsewhere": ("m = Mul(h, f) c = Conv<pads=[1,1,1,1]>(m, w) y = Add(c, m)", 0),
+}
+
+
+@pytest.mark.parametrize("form", CONVOLUTIONS)
+def test_in_front_of_convolutions_only_constants_change(
+    form: str, plain_context: Callable[..., Any]
+) -> None:
+    body, smoothed_layers = CONVOLUTIONS[form]
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 17]> g (float[N,8,7,7] x) => (float[N,8,P,Q] y) '
+        f"{{ h = HardSwish(x) {body} }}"
+    )
+    rng = np.random.default_rng(0)
+    arrays = {
+        "f": np.array([1.7]),
+        "s": np.array([-0.4]),
+        "w": rng.normal(size=(8, 8, 3, 3)),
+        "d": rng.normal(size=(8, 1, 3, 3)),
+    }
+    used = {name for node in model.graph.node for name in node.input}
+    for name in used & set(arrays):
+        tensor = numpy_helper.from_array(arrays[name].astype(np.float32), name)
+        model.graph.initializer.append(tensor)
+    for node in model.graph.node:
+        node.name = node.op_type
+    original = ir.from_proto(model)
+    loud = np.where(np.arange(8) == 5, 50.0, 1.0).reshape(1, 8, 1, 1)
+    feeds = [{"x": (rng.normal(size=(2, 8, 7, 7)) * loud).astype(np.float32)} for _ in range(4)]
+    context = plain_context(feeds, original)
+    context.outlook = lambda model, other, changed: Outlook(40.0, 50.0)
+    result = original.clone()
+    report = Smooth(alpha=0.5).apply(result, context)
+    assert report.changed.get("Conv", 0) == smoothed_layers
+    assert [node.op_type for node in result.graph] == [node.op_type for node in original.graph]
+    reasons = [item.reason for item in report.skipped]
+    assert [("no factor or shift" in reason) for reason in reasons] == [True] * (
+        1 - smoothed_layers
+    )
+    before, after = (run(open_session(each), feeds[0])["y"] for each in (original, result))
+    assert sqnr_db(before, after) > 90
