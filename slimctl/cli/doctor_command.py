@@ -7,13 +7,13 @@ import platform
 from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from slimctl import __version__
 from slimctl.cli.options import Json
 from slimctl.cli.output import Output
 from slimctl.cli.table import Block, Facts, Table, Warned
+from slimctl.core.cpu import cpu_features, has_dot_products, read_cpuinfo
 
 DEPENDENCIES = ("numpy", "onnx", "onnx-ir", "onnxruntime", "pydantic", "pyyaml", "typer", "rich")
 
@@ -35,42 +35,13 @@ EXTRAS = {
     "data": Extra(("PIL",), "images as data"),
 }
 
-_FEATURES = (
-    "avx2",
-    "avx_vnni",
-    "avx512f",
-    "avx512_vnni",
-    "avx512_bf16",
-    "amx_int8",
-    "amx_bf16",
-    "asimd",
-    "asimddp",
-    "i8mm",
-)
-"""Instruction sets that decide how fast integer kernels are, as /proc/cpuinfo spells them."""
-
-
-def cpu_features(cpuinfo: str) -> list[str] | None:
-    """Instruction sets among those that matter, from the text of /proc/cpuinfo.
-
-    Returns:
-        None when the text says nothing about them.
-    """
-    for line in cpuinfo.splitlines():
-        name, _, value = line.partition(":")
-        if name.strip() in ("flags", "Features"):
-            present = set(value.split())
-            return [feature for feature in _FEATURES if feature in present]
-    return None
-
-
 def suggested_target(machine: str, features: Iterable[str] | None) -> str | None:
     """The built-in target that fits a CPU; None when too little is known about it."""
     if machine in ("aarch64", "arm64"):
         return "cpu-arm64"
     if features is None or machine not in ("x86_64", "AMD64"):
         return None
-    return "cpu" if {"avx512_vnni", "avx_vnni"} & set(features) else "cpu-avx2"
+    return "cpu" if has_dot_products(features) else "cpu-avx2"
 
 
 def _versions() -> dict[str, str | None]:
@@ -83,17 +54,10 @@ def _versions() -> dict[str, str | None]:
     return found
 
 
-def _read_cpuinfo() -> str:
-    try:
-        return Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
-
-
 def _document() -> dict[str, Any]:
     from slimctl.graph.session import installed_providers
 
-    features = cpu_features(_read_cpuinfo())
+    features = cpu_features(read_cpuinfo())
     return {
         "versions": _versions(),
         "providers": installed_providers(),

@@ -1,34 +1,39 @@
-"""``slimctl verify``: two models on the same data."""
+"""``slimctl verify``: is a model what it claims to be, and who is wrong where it is not."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from slimctl.cli import words
 from slimctl.cli.options import (
     BatchSize,
-    Data,
     Json,
-    Model,
     Preprocess,
     Quiet,
     Samples,
     Seed,
     SkipBadSamples,
     Threads,
+    Verbose,
+    completes,
 )
 from slimctl.cli.output import Output
-from slimctl.cli.table import Block, Table, Warned
-from slimctl.core.errors import GateFailedError
+from slimctl.core.errors import GateFailedError, OptionError
 
 if TYPE_CHECKING:
-    from slimctl.evaluate.compare import Comparison, OutputComparison
+    import onnx_ir as ir
+
+    from slimctl.data.sources import DataSource
+    from slimctl.evaluate.compare import Comparison
 
 _BOUNDS = "Bounds (broken: exit code 1)"
+_DATA = "Data"
+
+INSIDE = 4
+"""Runs that are looked at inside: every element of every tensor counts in each of them."""
 
 
 class Bound(NamedTuple):
@@ -47,24 +52,71 @@ class Bound(NamedTuple):
     is_minimum: bool = True
 
 
+class Drop(NamedTuple):
+    """A metric before and after.
+
+    Attributes:
+        metric: Its name.
+        reference: Of the reference; 1 for agreement.
+        model: Of the model.
+        drop: How much worse the model is.
+    """
+
+    metric: str
+    reference: float
+    model: float
+    drop: float
+
+
 def verify(
-    model: Model,
-    *,
-    against: Annotated[
+    model: Annotated[
         Path,
-        typer.Option(
-            "--against",
-            metavar="REFERENCE",
-            help="The original model.",
+        typer.Argument(
+            metavar="MODEL",
+            help="ONNX model file, or an artifact's folder.",
             show_default=False,
             readable=False,
         ),
     ],
-    data: Data,
+    *,
+    against: Annotated[
+        Path | None,
+        typer.Option(
+            "--against",
+            metavar="REFERENCE",
+            help="The original model: each layer and each output is compared with it.",
+            show_default=False,
+            readable=False,
+        ),
+    ] = None,
+    data: Annotated[
+        str | None,
+        typer.Option(
+            "--data",
+            metavar="SOURCE",
+            help="Data: an npz file, a folder of npz or npy files, of images (with --preprocess) "
+            "or of test_data_set_* folders, module:function, or random. Without data the two "
+            "runtimes are compared on random inputs.",
+            rich_help_panel=_DATA,
+            show_default=False,
+        ),
+    ] = None,
     samples: Samples = None,
     batch_size: BatchSize = None,
     preprocess: Preprocess = None,
     skip_bad_samples: SkipBadSamples = False,
+    max_step_difference: Annotated[
+        int | None,
+        typer.Option(
+            "--max-step-difference",
+            metavar="STEPS",
+            help="Largest difference between onnxruntime and the built-in runtime at any node, in "
+            "quantization steps.",
+            min=0,
+            rich_help_panel=_BOUNDS,
+            show_default=False,
+        ),
+    ] = None,
     min_sqnr: Annotated[
         float | None,
         typer.Option(
@@ -105,6 +157,27 @@ def verify(
             show_default=False,
         ),
     ] = None,
+    metric: Annotated[
+        str | None,
+        typer.Option(
+            "--metric",
+            metavar="METRIC",
+            help="For --max-metric-drop: top1, top5, agreement or module:function. Default: top1 "
+            "of labeled data, otherwise agreement.",
+            autocompletion=completes(["top1", "top5", "agreement"]),
+            show_default=False,
+        ),
+    ] = None,
+    max_metric_drop: Annotated[
+        float | None,
+        typer.Option(
+            "--max-metric-drop",
+            metavar="NUMBER",
+            help="How much worse than the reference the metric may be.",
+            rich_help_panel=_BOUNDS,
+            show_default=False,
+        ),
+    ] = None,
     divergence: Annotated[
         bool,
         typer.Option(
@@ -112,70 +185,189 @@ def verify(
             help="Look inside for the first tensor from which on the models differ.",
         ),
     ] = True,
+    nodes: Annotated[
+        bool,
+        typer.Option(
+            "--nodes/--no-nodes",
+            help="Compare node by node: with the built-in runtime and with the reference.",
+        ),
+    ] = True,
+    report: Annotated[
+        Path | None,
+        typer.Option(
+            "--report",
+            metavar="FILE",
+            help="Write an HTML page: SQNR along the graph, the worst tensors with their ranges.",
+            show_default=False,
+        ),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing report.")] = False,
     seed: Seed = 0,
     threads: Threads = 0,
     json: Json = False,
     quiet: Quiet = False,
+    verbose: Verbose = False,
 ) -> None:
-    """Compare a model with a reference on data."""
-    from slimctl.data.sources import open_source
+    """Verify a model with the built-in runtime, onnxruntime and its original."""
+    from slimctl.cli.verify_summary import Summary, blocks, to_document
     from slimctl.evaluate.compare import compare_models
-    from slimctl.graph.edit import interface
+    from slimctl.evaluate.verification import verify_model
     from slimctl.graph.load import load_model
 
     output = Output(json=json, quiet=quiet)
-    load_model(model)  # says what is wrong with the file; onnxruntime's messages are poorer
-    source = open_source(
-        data,
-        interface=interface(load_model(against)),
-        samples=samples,
-        batch_size=batch_size,
-        preprocess=preprocess,
-        seed=seed,
-        skip_bad=skip_bad_samples,
-    )
-    comparison = compare_models(
-        against,
-        model,
-        source.batches(),
-        find_divergence=divergence,
-        threads=threads,
-        progress=output.progress(),
-    )
     bounds = (
         Bound("--min-sqnr", "sqnr_db", min_sqnr),
         Bound("--min-cosine", "cosine", min_cosine),
         Bound("--min-agreement", "top1_agreement", min_agreement),
         Bound("--max-error", "max_abs_error", max_error, is_minimum=False),
     )
+    _check_options(bounds, against, max_metric_drop, report, force=force, nodes=nodes)
+    path, checked = _checked(model)
+    network = load_model(path)
+    reference = None if against is None else load_model(against)
+    options = {
+        "batch_size": batch_size,
+        "preprocess": preprocess,
+        "seed": seed,
+        "skip_bad": skip_bad_samples,
+    }
+    source = _source(data, reference or network, against, samples=samples, **options)
+    few = _source(data, network, against, samples=min(samples or INSIDE, INSIDE), **options)
+    progress = output.progress()
+    comparison = None
+    if against is not None:
+        comparison = compare_models(
+            against,
+            path,
+            source.batches(),
+            find_divergence=divergence,
+            threads=threads,
+            progress=progress,
+        )
+    found = None
+    if nodes:
+        found = verify_model(
+            network,
+            [batch.feeds for batch in few.batches()],
+            reference=reference,
+            providers=_providers(),
+            threads=threads,
+            progress=progress,
+        )
+    drop = _drop(against, path, source, metric, threads) if max_metric_drop is not None else None
     failures = [text for bound in bounds for text in broken(bound, comparison)]
-    output.result(
-        {
-            "model": model,
-            "reference": against,
-            "data": data,
-            "random_data": source.uncalibrated,
-            "passed": not failures,
-            "failures": failures,
-            **comparison.to_dict(),
-        },
-        list(_blocks(comparison, random_data=source.uncalibrated)),
+    failures += _broken_steps(max_step_difference, found)
+    failures += _broken_drop(max_metric_drop, drop)
+    summary = Summary(
+        model=model,
+        reference=against,
+        data=data,
+        random_data=source.uncalibrated,
+        integrity=checked,
+        comparison=comparison,
+        verification=found,
+        drop=drop,
+        failures=tuple(failures),
     )
+    if report is not None:
+        from slimctl.report.verification import write_report
+
+        write_report(report, to_document(summary))
+    output.result(to_document(summary), list(blocks(summary, verbose=verbose)))
     if failures:
         raise GateFailedError(
-            "The model differs too much from its reference: " + "; ".join(failures),
+            "The model is not within its bounds: " + "; ".join(failures),
             where=str(model),
-            fix="look at the first tensor that differs, or loosen the bound on purpose",
+            fix="look at the first node that differs, or loosen the bound on purpose",
         )
 
 
-def broken(bound: Bound, comparison: Comparison) -> Iterator[str]:
+def _check_options(
+    bounds: Sequence[Bound],
+    against: Path | None,
+    max_metric_drop: float | None,
+    report: Path | None,
+    *,
+    force: bool,
+    nodes: bool,
+) -> None:
+    """What cannot be done is said before anything runs."""
+    wanted = [bound.option for bound in bounds if bound.value is not None]
+    wanted += ["--max-metric-drop"] * (max_metric_drop is not None)
+    if against is None and wanted:
+        raise OptionError(
+            wanted[0],
+            f"{wanted[0]} compares with an original, and there is none",
+            fix="add --against REFERENCE, or leave the bound out",
+        )
+    if report is not None and not nodes:
+        raise OptionError("--report", "A report shows nodes", fix="leave --no-nodes out")
+    if report is not None and report.exists() and not force:
+        raise OptionError("--report", f"'{report}' exists", fix="add --force to replace it")
+
+
+def _checked(model: Path) -> tuple[Path, str]:
+    """The model's file, and what its manifest says about it.
+
+    Raises:
+        OutputError: A file of the artifact is missing or was changed.
+    """
+    from slimctl.pipeline.artifact import manifest_path, read_artifact
+
+    manifest = manifest_path(model)
+    if not model.is_dir() and not manifest.exists():
+        return model, "no manifest beside the model: its hash was not checked"
+    artifact = read_artifact(model)
+    files = len(artifact.manifest.files)
+    return artifact.model, f"{files} file{'s' * (files > 1)} as the manifest describes"
+
+
+def _source(data: str | None, model: ir.Model, against: Path | None, **options: Any) -> DataSource:
+    from slimctl.data.sources import open_source
+    from slimctl.graph.edit import interface
+
+    if data is None and against is not None:
+        raise OptionError(
+            "--data",
+            "Comparing with a reference needs data",
+            fix="add --data SOURCE, or --data random to see that the models run",
+        )
+    return open_source(data or "random", interface=interface(model), **options)
+
+
+def _providers() -> list[str]:
+    """Installed execution providers that run models on this machine."""
+    from slimctl.graph.session import installed_providers
+
+    return [name for name in installed_providers() if name not in _REMOTE]
+
+
+_REMOTE = ("AzureExecutionProvider",)
+"""Runs models elsewhere."""
+
+
+def _drop(
+    against: Path | None, model: Path, source: DataSource, metric: str | None, threads: int
+) -> Drop:
+    from slimctl.evaluate.accuracy import accuracy
+
+    assert against is not None, "the option was checked"
+    name = metric or ("top1" if source.labeled else "agreement")
+    own = accuracy(model, source, name, reference=against, threads=threads)
+    if name.split(":")[0] == "agreement":
+        return Drop(name, 1.0, own.value, 1.0 - own.value)
+    original = accuracy(against, source, name, reference=against, threads=threads)
+    loss = original.value - own.value
+    return Drop(name, original.value, own.value, loss if own.higher_is_better else -loss)
+
+
+def broken(bound: Bound, comparison: Comparison | None) -> Iterator[str]:
     """Every output for which a bound does not hold, in words.
 
     An output that a measure does not apply to is passed over, but a bound that applies to no output
     at all is broken: it would protect nothing.
     """
-    if bound.value is None:
+    if bound.value is None or comparison is None:
         return
     found = [(out.name, getattr(out, bound.measure)) for out in comparison.outputs]
     if all(value is None for _, value in found):
@@ -188,51 +380,23 @@ def broken(bound: Bound, comparison: Comparison) -> Iterator[str]:
             yield f"output '{name}' has {value:.4g}, {bound.option} is {bound.value:g}"
 
 
-def _blocks(comparison: Comparison, *, random_data: bool) -> Iterator[Block]:
-    yield Table(
-        ("output", ">SQNR", ">cosine", ">max error", ">same top-1", ">equal", ">non-finite"),
-        [_row(out) for out in comparison.outputs],
-        title=f"{comparison.samples} samples",
-    )
-    for skipped in comparison.skipped:
-        yield f"output '{skipped.node}' was not compared: {skipped.reason}"
-    yield from _divergence(comparison)
-    if random_data:
-        yield Warned("the data are random, so these numbers say little about real inputs")
+def _broken_steps(bound: int | None, found: object) -> Iterator[str]:
+    from slimctl.evaluate.verification import Verification
 
-
-def _row(out: OutputComparison) -> tuple[str, ...]:
-    def digits(value: float | None, form: str) -> str:
-        return "-" if value is None else format(value, form)
-
-    return (
-        out.name,
-        words.decibel(out.sqnr_db),
-        digits(out.cosine, ".6f"),
-        digits(out.max_abs_error, ".4g"),
-        words.percent(out.top1_agreement),
-        words.percent(out.equal),
-        str(out.non_finite),
-    )
-
-
-def _divergence(comparison: Comparison) -> Iterator[Block]:
-    found = comparison.divergence
-    if found is None:
+    if bound is None:
         return
-    if found.first is None:
-        yield f"none of {found.tensors} common tensors falls below {found.bound_db:g} dB for good"
-    else:
-        yield f"the models differ from {_tensor(found.first)} on, below {found.bound_db:g} dB"
-    if found.largest_drop is not None and (found.largest_drop.drop_db or 0) > 0:
-        drop = words.decibel(found.largest_drop.drop_db)
-        yield f"the largest fall, {drop}, is at {_tensor(found.largest_drop)}"
-    if found.optimizer is not None:
-        yield Warned(found.optimizer)
+    if not isinstance(found, Verification) or not found.replays[0].codes:
+        yield f"--max-step-difference {bound} applies to no node"
+    elif found.step_difference > bound:
+        yield (
+            f"the runtimes differ by {found.step_difference} steps at a node,"
+            f" --max-step-difference is {bound}"
+        )
 
 
-def _tensor(difference: Any) -> str:
-    return (
-        f"tensor '{difference.tensor}' ({difference.op_type} '{difference.node}', "
-        f"{words.decibel(difference.sqnr_db)})"
-    )
+def _broken_drop(bound: float | None, drop: Drop | None) -> Iterator[str]:
+    if bound is not None and drop is not None and not drop.drop <= bound:
+        yield (
+            f"{drop.metric} went from {drop.reference:.4f} to {drop.model:.4f},"
+            f" --max-metric-drop is {bound:g}"
+        )

@@ -13,7 +13,8 @@ import pytest
 import yaml
 
 from slimctl.cli import words
-from slimctl.cli.doctor_command import EXTRAS, cpu_features, suggested_target
+from slimctl.cli.doctor_command import EXTRAS, suggested_target
+from slimctl.core.cpu import cpu_features
 from tests.cli.models import CHANNELS, CLASSES, classifier, images
 
 ROOT = Path(__file__).parents[2]

@@ -1,0 +1,172 @@
+"""Integer arithmetic on arrays: exact sums of products at the speed of float32, and requantization.
+
+Products of 8-bit integers that are summed in float32 are exact as long as no partial sum can reach
+2^24, whatever the order of summation and with or without fused multiply-add. A reduction is split
+into parts for which that holds, and the parts are added in int64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slimctl.numerics.affine import Integer, QuantizedType
+
+EXACT = 2**24
+"""Up to here float32 holds every integer."""
+
+INT32 = np.iinfo(np.int32)
+
+Round: TypeAlias = Callable[..., Any]
+"""As ``np.rint``: values and ``out``."""
+
+Accumulators: TypeAlias = NDArray[Any]
+"""Integers as float32 (each below 2^24 in magnitude) or int64."""
+
+
+def largest(codes: Integer, zero_point: Integer | int = 0) -> int:
+    """The largest magnitude of ``codes - zero_point`` that the type of the codes allows."""
+    limits = np.iinfo(codes.dtype)
+    zero_points = np.asarray(zero_point).astype(np.int64)
+    return int(
+        max(limits.max - zero_points.min(initial=0), zero_points.max(initial=0) - limits.min)
+    )
+
+
+def centered(codes: Integer, zero_point: Integer | int = 0) -> NDArray[np.float32]:
+    """``codes - zero_point`` as float32, exact for types of up to 16 bits."""
+    shift = np.asarray(zero_point).astype(np.float32)
+    if not shift.any():
+        return codes.astype(np.float32)
+    return np.subtract(codes, shift, dtype=np.float32)
+
+
+class Reduction(NamedTuple):
+    """How a sum of products is computed.
+
+    Attributes:
+        parts: Slices of the reduced axis whose partial sums float32 holds exactly.
+        bound: Largest magnitude that the whole sum can have.
+    """
+
+    parts: list[slice]
+    bound: float
+
+
+def exact_reduction(weight: NDArray[np.float32], bound: int) -> Reduction:
+    """Parts of a reduction whose partial sums stay exact.
+
+    Args:
+        weight: Centered weights [..., terms], the reduced axis last.
+        bound: Largest magnitude of what they are multiplied with.
+
+    Returns:
+        One part is enough for most trained layers: what counts is the actual sum of the weights'
+        magnitudes, not the worst that the type allows.
+
+    Raises:
+        OverflowError: A single product does not fit.
+    """
+    terms = weight.shape[-1]
+    flat = np.abs(weight.reshape(-1, terms)).astype(np.float64)  # [rows, terms]
+    sums = np.zeros((flat.shape[0], terms + 1))
+    np.cumsum(flat, axis=1, out=sums[:, 1:])
+    parts: list[slice] = []
+    start = 0
+    while start < terms:
+        reach = (sums - sums[:, start : start + 1]).max(axis=0, initial=0.0) * bound  # [terms + 1]
+        stop = int(np.searchsorted(reach, EXACT, side="right")) - 1
+        if stop <= start:
+            raise OverflowError(f"a product of {bound} does not fit into float32")
+        parts.append(slice(start, stop))
+        start = stop
+    return Reduction(parts or [slice(0, 0)], float(sums[:, -1].max(initial=0.0) * bound))
+
+
+def uniform_reduction(terms: int, first: int, second: int) -> Reduction:
+    """The same for factors of which only the largest magnitudes are known."""
+    step = max(EXACT // max(first * second, 1), 1)
+    parts = [slice(i, min(i + step, terms)) for i in range(0, terms, step)]
+    return Reduction(parts or [slice(0, 0)], float(first * second * terms))
+
+
+def exact_product(
+    a: NDArray[np.float32], b: NDArray[np.float32], parts: Sequence[slice]
+) -> Accumulators:
+    """The matrix product of integers.
+
+    Args:
+        a: Centered values [..., m, terms].
+        b: Centered values [..., terms, n].
+        parts: Of the reduced axis, of a :class:`Reduction`.
+
+    Returns:
+        [..., m, n]: float32 from one part, int64 from several.
+    """
+    if len(parts) == 1:
+        return np.asarray(np.matmul(a, b))
+    total: Any = None
+    for part in parts:
+        product = np.matmul(a[..., part], b[..., part, :]).astype(np.int64)
+        total = product if total is None else np.add(total, product, out=total)
+    return np.asarray(total)
+
+
+def add_bias(accumulators: Accumulators, bias: Integer, bound: float) -> Accumulators:
+    """Adds int32 biases that broadcast; in float32 where the sums stay below 2^24.
+
+    Args:
+        accumulators: From :func:`exact_product`; may be written into.
+        bias: int32.
+        bound: Largest magnitude that an accumulator can have.
+    """
+    largest_bias = float(np.abs(bias.astype(np.float64)).max(initial=0.0))
+    if accumulators.dtype == np.float32 and bound + largest_bias < EXACT:
+        return np.add(accumulators, bias.astype(np.float32), out=accumulators)
+    return accumulators.astype(np.int64) + bias.astype(np.int64)
+
+
+def wrapped(accumulators: Accumulators) -> tuple[Accumulators, int]:
+    """What is left of sums in int32 registers, and how many did not fit."""
+    if accumulators.dtype == np.float32:
+        return accumulators, 0
+    outside = int(np.count_nonzero((accumulators > INT32.max) | (accumulators < INT32.min)))
+    return (accumulators.astype(np.int32) if outside else accumulators), outside
+
+
+def half_away(values: NDArray[Any], out: NDArray[Any] | None = None) -> NDArray[Any]:
+    """Rounds to the nearest integer, ties away from zero."""
+    magnitude = np.floor(np.abs(values) + values.dtype.type(0.5))
+    return np.asarray(np.copysign(magnitude, values, out=out))
+
+
+def requantize(
+    accumulators: Accumulators,
+    multiplier: NDArray[np.float32],
+    zero_point: Integer,
+    kind: QuantizedType,
+    rounding: Round = np.rint,
+) -> Integer:
+    """``saturate(round(float32(accumulator) * multiplier) + zero_point)``.
+
+    Args:
+        accumulators: Any shape; floats are overwritten.
+        multiplier: ``input scale * weight scale / output scale``, computed in float32 in this order
+            as onnxruntime does (MlasRequantizeOutput); broadcasts.
+        zero_point: Of the output, a scalar.
+        kind: Type of the output.
+        rounding: Ties to even unless a device does otherwise.
+    """
+    floats = accumulators.dtype.kind == "f"
+    values = accumulators if floats else accumulators.astype(np.float32)
+    np.multiply(values, multiplier, out=values)
+    rounding(values, out=values)
+    # The zero point is added after rounding and before saturation: both are integers in float32.
+    shift = np.float32(zero_point)
+    if shift:
+        np.add(values, shift, out=values)
+    np.clip(values, np.float32(kind.low), np.float32(kind.high), out=values)
+    return values.astype(kind.dtype)
