@@ -19,6 +19,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from slimctl.core.contract import Feeds
+from slimctl.evaluate.code_histogram import BINS, count_values
 from slimctl.evaluate.metrics import Similarity
 from slimctl.evaluate.replay import is_codes
 from slimctl.runtime.kernels.quantize import dequantize_linear, quantize_linear
@@ -77,6 +78,10 @@ class LayerError:
         rms_steps: Root mean square of it.
         clipped: Part of the reference's values that the output's range cuts off.
         used_range: Part of the codes' range that the reference's values need, at most 1.
+        low: Least value that the codes represent; None where channels have scales of their own.
+        high: Largest value that they represent.
+        histogram: The reference's values around that range, see ``code_histogram``; empty where
+            channels have scales of their own.
     """
 
     node: str
@@ -90,6 +95,9 @@ class LayerError:
     rms_steps: float
     clipped: float
     used_range: float
+    low: float | None = None
+    high: float | None = None
+    histogram: tuple[int, ...] = ()
 
     @property
     def excess_db(self) -> float:
@@ -105,6 +113,7 @@ class _Totals:
         self.steps = self.squares = 0.0
         self.clipped = 0
         self.low, self.high = np.inf, -np.inf
+        self.histogram = np.zeros(BINS, np.int64)
 
     def add(self, coding: Coding, real: NDArray[Any], codes: NDArray[Any]) -> None:
         """Adds a layer's codes, and what the reference's layer makes of the same input."""
@@ -122,6 +131,7 @@ class _Totals:
             self.high = max(self.high, float(values.max(initial=-np.inf)) + zero)
             outside = (values > limits.max - zero + 0.5) | (values < limits.min - zero - 0.5)
             self.clipped += int(np.count_nonzero(outside))
+            self.histogram += count_values(values + zero, limits.min, limits.max)
 
     def used(self, kind: np.dtype[Any]) -> float:
         """Part of the range of the type that the reference's values need."""
@@ -279,4 +289,16 @@ def _error(coding: Coding, totals: _Totals) -> LayerError:
         float(np.sqrt(totals.squares / elements)),
         totals.clipped / elements,
         totals.used(kind),
+        *_represented(coding, kind),
+        tuple(totals.histogram.tolist()) if coding.scale.size == 1 else (),
     )
+
+
+def _represented(coding: Coding, kind: np.dtype[Any]) -> tuple[float | None, float | None]:
+    """The values of the least and the largest code; None where channels have several scales."""
+    if coding.scale.size != 1:
+        return None, None
+    limits = np.iinfo(kind)
+    scale = float(coding.scale.reshape(()))
+    zero = 0 if coding.zero_point is None else int(coding.zero_point.reshape(()))
+    return (limits.min - zero) * scale, (limits.max - zero) * scale

@@ -58,6 +58,11 @@ class Verdict(StrEnum):
     MODEL = "model wrong"
     UNEXPLAINED = "unexplained"
 
+    @property
+    def parts(self) -> bool:
+        """Whether the runtimes part here: they compute different things, not just rounding."""
+        return self in (Verdict.SATURATION, Verdict.FUSION, Verdict.UNEXPLAINED)
+
 
 @dataclass(frozen=True)
 class Judgment:
@@ -108,8 +113,18 @@ class Verification:
     @property
     def parting(self) -> Judgment | None:
         """The first node, in the order of the graph, from which the runtimes part."""
-        apart = (Verdict.SATURATION, Verdict.FUSION, Verdict.UNEXPLAINED)
-        return next((found for found in self.judgments if found.verdict in apart), None)
+        return next((found for found in self.judgments if found.verdict.parts), None)
+
+    @property
+    def wrong_nodes(self) -> tuple[str, ...]:
+        """Names of the nodes at which the model itself is wrong, each once."""
+        return tuple(dict.fromkeys(found.node for found in self.faults))
+
+    @property
+    def farthest(self) -> NodeTotals | None:
+        """The node at which the runtimes differ by the most steps; None where no codes are."""
+        nodes = (node for found in self.replays for node in found.nodes if node.is_codes)
+        return max(nodes, key=lambda node: node.steps, default=None)
 
     @property
     def step_difference(self) -> int:

@@ -2,7 +2,7 @@
 
 Products of 8-bit integers that are summed in float32 are exact as long as no partial sum can reach
 2^24, whatever the order of summation and with or without fused multiply-add. A reduction is split
-into parts for which that holds, and the parts are added in int64.
+into parts for which that holds, and the parts are added in float64, which is exact up to 2^53.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Round: TypeAlias = Callable[..., Any]
 """As ``np.rint``: values and ``out``."""
 
 Accumulators: TypeAlias = NDArray[Any]
-"""Integers as float32 (each below 2^24 in magnitude) or int64."""
+"""Integers held in float32 (each below 2^24 in magnitude) or in float64."""
 
 
 def largest(codes: Integer, zero_point: Integer | int = 0) -> int:
@@ -104,13 +104,13 @@ def exact_product(
         parts: Of the reduced axis, of a :class:`Reduction`.
 
     Returns:
-        [..., m, n]: float32 from one part, int64 from several.
+        [..., m, n]: float32 from one part, float64 from several.
     """
     if len(parts) == 1:
         return np.asarray(np.matmul(a, b))
     total: Any = None
     for part in parts:
-        product = np.matmul(a[..., part], b[..., part, :]).astype(np.int64)
+        product = np.matmul(a[..., part], b[..., part, :]).astype(np.float64)
         total = product if total is None else np.add(total, product, out=total)
     return np.asarray(total)
 
@@ -124,17 +124,24 @@ def add_bias(accumulators: Accumulators, bias: Integer, bound: float) -> Accumul
         bound: Largest magnitude that an accumulator can have.
     """
     largest_bias = float(np.abs(bias.astype(np.float64)).max(initial=0.0))
+    if accumulators.dtype == np.float32 and bound + largest_bias >= EXACT:
+        bound = _magnitude(accumulators)  # mostly far less than what the weights allow
     if accumulators.dtype == np.float32 and bound + largest_bias < EXACT:
         return np.add(accumulators, bias.astype(np.float32), out=accumulators)
-    return accumulators.astype(np.int64) + bias.astype(np.int64)
+    return np.add(accumulators, bias, dtype=np.float64)
+
+
+def _magnitude(values: Accumulators) -> float:
+    return float(max(values.max(initial=0.0), -values.min(initial=0.0)))
 
 
 def wrapped(accumulators: Accumulators) -> tuple[Accumulators, int]:
     """What is left of sums in int32 registers, and how many did not fit."""
-    if accumulators.dtype == np.float32:
+    if accumulators.dtype == np.float32 or _magnitude(accumulators) <= INT32.max:
         return accumulators, 0
-    outside = int(np.count_nonzero((accumulators > INT32.max) | (accumulators < INT32.min)))
-    return (accumulators.astype(np.int32) if outside else accumulators), outside
+    sums = accumulators.astype(np.int64)
+    outside = int(np.count_nonzero((sums > INT32.max) | (sums < INT32.min)))
+    return sums.astype(np.int32).astype(np.float64), outside
 
 
 def half_away(values: NDArray[Any], out: NDArray[Any] | None = None) -> NDArray[Any]:
@@ -145,7 +152,7 @@ def half_away(values: NDArray[Any], out: NDArray[Any] | None = None) -> NDArray[
 
 def requantize(
     accumulators: Accumulators,
-    multiplier: NDArray[np.float32],
+    multiplier: NDArray[np.floating[Any]],
     zero_point: Integer,
     kind: QuantizedType,
     rounding: Round = np.rint,
@@ -153,20 +160,22 @@ def requantize(
     """``saturate(round(float32(accumulator) * multiplier) + zero_point)``.
 
     Args:
-        accumulators: Any shape; floats are overwritten.
+        accumulators: Any shape; overwritten where their type is that of the multiplier.
         multiplier: ``input scale * weight scale / output scale``, computed in float32 in this order
             as onnxruntime does (MlasRequantizeOutput); broadcasts.
         zero_point: Of the output, a scalar.
         kind: Type of the output.
         rounding: Ties to even unless a device does otherwise.
     """
-    floats = accumulators.dtype.kind == "f"
-    values = accumulators if floats else accumulators.astype(np.float32)
+    # As a register is converted: rounded once to float32. Reals of another source stay as wide as
+    # they are where the multiplier is.
+    exact = accumulators.dtype == multiplier.dtype
+    values = accumulators if exact else accumulators.astype(multiplier.dtype)
     np.multiply(values, multiplier, out=values)
     rounding(values, out=values)
     # The zero point is added after rounding and before saturation: both are integers in float32.
-    shift = np.float32(zero_point)
+    shift = values.dtype.type(zero_point)
     if shift:
         np.add(values, shift, out=values)
-    np.clip(values, np.float32(kind.low), np.float32(kind.high), out=values)
+    np.clip(values, values.dtype.type(kind.low), values.dtype.type(kind.high), out=values)
     return values.astype(kind.dtype)

@@ -15,7 +15,7 @@ from slimctl.core.errors import OptionError, nearest
 from slimctl.numerics.integer import Round, half_away
 
 Codes: TypeAlias = NDArray[Any]
-Matrix: TypeAlias = NDArray[np.int64]
+Matrix: TypeAlias = NDArray[np.float64]
 
 Sums: TypeAlias = Callable[[Codes, Codes, int, int], Matrix]
 """From left codes [m, terms], right codes [terms, n] and the zero points of both to [m, n]."""
@@ -46,7 +46,7 @@ def paired_sums(a: Codes, b: Codes, a_zero: int, b_zero: int) -> Matrix:
         total[:, columns] += np.clip(sums, _LOW, _HIGH) - sums
     row_sums, column_sums = a.sum(axis=1, keepdims=True), b.sum(axis=0, keepdims=True)
     total += terms * a_zero * b_zero - a_zero * column_sums - b_zero * row_sums
-    return total.astype(np.int64)
+    return np.asarray(total)
 
 
 def narrow_sums(a: Codes, b: Codes, a_zero: int, b_zero: int) -> Matrix:
@@ -63,13 +63,13 @@ def narrow_sums(a: Codes, b: Codes, a_zero: int, b_zero: int) -> Matrix:
             running += left[r, term] * right[term, c]
             np.clip(running, _LOW, _HIGH, out=running)
         total[r, c] = running
-    return total.astype(np.int64)
+    return np.asarray(total)
 
 
 def unshifted_sums(a: Codes, b: Codes, a_zero: int, b_zero: int) -> Matrix:
     """Zero points are ignored: the hardware knows symmetric types alone."""
     del a_zero, b_zero
-    return (a.astype(np.float64) @ b.astype(np.float64)).astype(np.int64)  # exact below 2^53
+    return np.asarray(a.astype(np.float64) @ b.astype(np.float64))  # exact below 2^53
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
@@ -24,7 +25,7 @@ class Summed(NamedTuple):
     Attributes:
         accumulators: Exact sums.
         bound: Largest magnitude that one can have.
-        again: The same sums by the arithmetic of a device; int64, same shape.
+        again: The same sums by the arithmetic of a device, in float64.
         mixed: Whether unsigned codes are multiplied with signed weights.
     """
 
@@ -92,15 +93,11 @@ class Engine:
             target: What they become.
         """
         device = self.device
-        kind = QuantizedType(target.zero_point.dtype, *_limits(target.zero_point))
-        kept = summed.accumulators if device.is_exact else summed.accumulators.copy()
-        total = summed.accumulators
-        if bias is not None:
-            total = add_bias(total, bias, summed.bound)
-        total, outside = wrapped(total)
         if self.tracing:
-            self.exact = total.astype(np.float64) * target.multiplier
-        exact = _requantized(total, target, kind, np.rint)
+            reals = summed.accumulators.astype(np.float64)
+            self.exact = (reals if bias is None else reals + bias) * target.multiplier
+        kept = summed.accumulators if device.is_exact else summed.accumulators.astype(np.float64)
+        exact, outside = _codes(summed.accumulators, bias, summed.bound, target, np.rint)
         if self.counts is not None:
             self.counts.overflowed += outside
             self.counts.add(exact, target.channel_axis)
@@ -109,10 +106,9 @@ class Engine:
         sums = self._device_sums(summed)
         if sums is not None and target.through_matrices:
             kept = summed.again(sums)
-        kept = kept.astype(np.int64) + (0 if bias is None else bias.astype(np.int64))
         if not device.zero_points:
             target = target._replace(zero_point=np.zeros_like(target.zero_point))
-        found = _requantized(kept, target, kind, device.rounding)
+        found, _ = _codes(kept, bias, summed.bound, target, device.rounding)
         if self.counts is not None:
             self.counts.add_device(exact, found)
         return found
@@ -164,17 +160,16 @@ class Engine:
             zero_point: Of the output, a scalar; its type is the output's.
             channel_axis: Axis of the output's channels, None if there is none.
         """
-        kind = QuantizedType(zero_point.dtype, *_limits(zero_point))
-        one = np.asarray(1.0, values.dtype)
         if self.tracing:
             self.exact = values.astype(np.float64)
+        target = Target(np.ones((), values.dtype), zero_point)
         copy = None if self.device.rounding is np.rint else values.copy()
-        exact = _rounded(values, one, zero_point, kind, np.rint)
+        exact, _ = _codes(values, None, 0.0, target, np.rint)
         if self.counts is not None:
             self.counts.add(exact, channel_axis)
         if copy is None:
             return exact
-        found = _rounded(copy, one, zero_point, kind, self.device.rounding)
+        found, _ = _codes(copy, None, 0.0, target, self.device.rounding)
         if self.counts is not None:
             self.counts.add_device(exact, found)
         return found
@@ -195,27 +190,54 @@ def _limits(zero_point: Array) -> tuple[int, int]:
     return int(limits.min), int(limits.max)
 
 
-_CACHED = 1 << 17  # elements: four bytes of each stay in the second-level cache
+_CACHED = 1 << 16
+"""Elements of a block: with some temporary arrays it stays in the second-level cache."""
 
 
-def _requantized(
-    total: Accumulators, target: Target, kind: QuantizedType, rounding: Round
-) -> Array:
-    return _rounded(total, target.multiplier, target.zero_point, kind, rounding)
+def _codes(
+    accumulators: Accumulators,
+    bias: Array | None,
+    bound: float,
+    target: Target,
+    rounding: Round,
+) -> tuple[Array, int]:
+    """Codes, and how many accumulators did not fit into int32.
+
+    Large arrays go block by block along axis 1: each of the passes over them finds its values in
+    the cache.
+    """
+    zero = target.zero_point
+    kind = QuantizedType(zero.dtype, *_limits(zero))
+    blocks = _blocks(accumulators.shape)
+    result = np.empty(accumulators.shape, kind.dtype)
+    outside = 0
+    for block in blocks:
+        total = accumulators[block]
+        if bias is not None:
+            total = add_bias(total, _part(bias, block, total.ndim), bound)
+        if bound:
+            total, found = wrapped(total)
+            outside += found
+        factor = _part(target.multiplier, block, total.ndim)
+        result[block] = requantize(total, factor, zero.reshape(-1)[0], kind, rounding)
+    return result, outside
 
 
-def _rounded(
-    total: Array, multiplier: Array, zero_point: Array, kind: QuantizedType, rounding: Round
-) -> Array:
-    """Requantizes block by block along axis 1: five passes over values that stay in the cache."""
-    scalar = zero_point.reshape(-1)[0]
-    if total.ndim < 2 or total.shape[0] != 1 or total.size <= _CACHED:
-        return np.asarray(requantize(total, multiplier, scalar, kind, rounding))
-    result = np.empty(total.shape, kind.dtype)
-    step = max(_CACHED * total.shape[1] // total.size, 1)
-    per_channel = multiplier.ndim == total.ndim and multiplier.shape[1] > 1
-    for start in range(0, total.shape[1], step):
-        part = (slice(None), slice(start, start + step))
-        factor = multiplier[part] if per_channel else multiplier
-        result[part] = requantize(total[part], factor, scalar, kind, rounding)
-    return result
+_Block = tuple[slice, ...]
+
+
+def _blocks(shape: tuple[int, ...]) -> list[_Block]:
+    """Parts of axis 1 of about the size of the cache; one for what has no axis 1."""
+    size = math.prod(shape)
+    if len(shape) < 2 or size <= _CACHED:
+        return [()]
+    step = max(_CACHED * shape[1] // size, 1)
+    return [(slice(None), slice(i, i + step)) for i in range(0, shape[1], step)]
+
+
+def _part(values: Array, block: _Block, rank: int) -> Array:
+    """What belongs to a block, of values that broadcast to an array of some rank."""
+    if not block:
+        return values
+    wide = values.reshape((1,) * (rank - values.ndim) + values.shape)
+    return wide if wide.shape[1] == 1 else wide[block]

@@ -36,5 +36,5 @@ def in_float32(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _narrowed(result: Any, kind: np.dtype[Any]) -> Any:
-    floats = isinstance(result, np.ndarray) and result.dtype == np.float32
-    return result.astype(kind) if floats else result
+    floats = isinstance(result, np.ndarray | np.generic) and result.dtype == np.float32
+    return np.asarray(result).astype(kind) if floats else result

@@ -103,7 +103,7 @@ def _summed(x: Array, w: Array, windows: Windows, group: int, step: int) -> Accu
         part = slice(start, min(start + step, channels))
         inputs = grouped[:, :, part].reshape(n, -1, *sizes)
         found = convolve(inputs, np.ascontiguousarray(w[:, part]), windows, groups=group)
-        total = found.astype(np.int64) if total is None else total + found.astype(np.int64)
+        total = found.astype(np.float64) if total is None else np.add(total, found, out=total)
     return np.asarray(total)
 
 

@@ -98,7 +98,7 @@ def stacked_sums(a: Array, b: Array, a_zero: Array, b_zero: Array, sums: Sums) -
     stack = np.broadcast_shapes(left.shape[:-2], right.shape[:-2])
     left = np.broadcast_to(left, (*stack, *left.shape[-2:]))
     right = np.broadcast_to(right, (*stack, *right.shape[-2:]))
-    result = np.empty((*stack, left.shape[-2], right.shape[-1]), np.int64)
+    result = np.empty((*stack, left.shape[-2], right.shape[-1]))
     for index in np.ndindex(*stack):
         result[index] = _with_zero_points(left[index], right[index], a_zero, b_zero, sums)
     return result
@@ -110,7 +110,7 @@ def _with_zero_points(a: Array, b: Array, a_zero: Array, b_zero: Array, sums: Su
     if a_zero.size > 1 and np.any(a_zero != a_zero.reshape(-1)[0]):
         raise ValueError("a device's arithmetic is known for one zero point on the left only")
     columns = np.broadcast_to(b_zero.reshape(-1).astype(np.int64), (b.shape[1],))
-    result = np.empty((a.shape[0], b.shape[1]), np.int64)
+    result = np.empty((a.shape[0], b.shape[1]))
     for other in np.unique(columns):
         chosen = columns == other
         result[:, chosen] = sums(a, b[:, chosen], zero, int(other))

@@ -28,7 +28,6 @@ class Step:
         kernel: What computes it.
         inputs: Names; empty for those left out.
         outputs: Names; empty for those left out.
-        outputs_read: How many outputs somebody reads, counted to the last of them.
         attributes: Plain values by name.
         bodies: Graphs inside the node, by attribute.
         engine: Integer arithmetic of this step.
@@ -40,7 +39,6 @@ class Step:
     kernel: Kernel
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    outputs_read: int
     attributes: Mapping[str, Any]
     bodies: Mapping[str, Plan]
     engine: Engine
@@ -146,7 +144,6 @@ def _region_step(region: Region, settings: Settings) -> Step:
         kernel,
         _names(inputs),
         _names([region.output]),
-        1,
         _attributes(region.attributes),
         {},
         settings.engine(),
@@ -184,7 +181,6 @@ def _kernel(domain: str, op_type: str, node: ir.Node, settings: Settings) -> Ker
 
 def _step(node: ir.Node, settings: Settings) -> Step:
     kernel = _kernel(node.domain, node.op_type, node, settings)
-    read = [i for i, v in enumerate(node.outputs) if v.uses() or v.is_graph_output()]
     graphs = {n: a for n, a in node.attributes.items() if a.type == ir.AttributeType.GRAPH}
     return Step(
         node.name or "",
@@ -192,7 +188,6 @@ def _step(node: ir.Node, settings: Settings) -> Step:
         kernel,
         _names(node.inputs),
         _names(node.outputs),
-        max(read, default=0) + 1,
         _attributes({n: a for n, a in node.attributes.items() if n not in graphs}),
         {name: plan_graph(a.as_graph(), settings) for name, a in graphs.items()},
         settings.engine(),

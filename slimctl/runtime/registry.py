@@ -35,7 +35,7 @@ MICROSOFT = "com.microsoft"
 """The domain of onnxruntime's own operators."""
 
 OUTPUTS = "outputs"
-"""Keyword-only parameter of functions that must know how many outputs are read."""
+"""Keyword-only parameter of functions that must know how many outputs the node has."""
 
 ENGINE = "engine"
 """Keyword-only parameter of functions that compute with integers: an ``Engine``."""

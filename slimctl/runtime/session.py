@@ -139,7 +139,7 @@ def _computed(step: Step, values: Mapping[str, Value]) -> tuple[Value, ...]:
     for name, plan in step.bodies.items():
         keywords[name] = Body(plan, {free: values[free] for free in plan.captured})
     if OUTPUTS in step.kernel.extras:
-        keywords[OUTPUTS] = step.outputs_read
+        keywords[OUTPUTS] = len(step.outputs)
     if ENGINE in step.kernel.extras:
         keywords[ENGINE] = step.engine
     try:

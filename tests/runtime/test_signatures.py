@@ -84,7 +84,7 @@ def test_has_the_attributes_of_its_schema(kernel: Kernel) -> None:
     expected: dict[str, Any] = {}
     for version in _versions(kernel):
         schema = onnx.defs.get_schema(kernel.op_type, version, kernel.domain)
-        expected |= {name: _plain(a) for name, a in schema.attributes.items()}
+        expected |= {name.lower(): _plain(a) for name, a in schema.attributes.items()}
     assert set(found) == set(expected)
     for name, default in expected.items():
         if isinstance(default, np.floating):

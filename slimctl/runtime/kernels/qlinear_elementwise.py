@@ -59,7 +59,7 @@ def qlinear_mul(
     right = b.astype(np.float32) - np.float32(_zero(b, b_zero_point))
     product = left * right  # at most 255 x 255: exact
     scale = (a_scale.reshape(()) * b_scale.reshape(())) / c_scale.reshape(())
-    kept = product.astype(np.int64) if not engine.device.is_exact else product
+    kept = product.astype(np.float64) if not engine.device.is_exact else product
     target = Target(np.asarray(scale, np.float32), _zero(a, c_zero_point), channel_axis=1)
     return engine.codes(Summed(product, 255.0 * 255.0, lambda _: kept, mixed=False), None, target)
 
