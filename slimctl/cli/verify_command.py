@@ -22,6 +22,7 @@ from slimctl.cli.options import (
 )
 from slimctl.cli.output import Output
 from slimctl.core.errors import GateFailedError, OptionError
+from slimctl.core.files import check_output
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -31,9 +32,6 @@ if TYPE_CHECKING:
 
 _BOUNDS = "Bounds (broken: exit code 1)"
 _DATA = "Data"
-
-INSIDE = 4
-"""Runs that are looked at inside: every element of every tensor counts in each of them."""
 
 
 class Bound(NamedTuple):
@@ -211,7 +209,7 @@ def verify(
     """Verify a model with the built-in runtime, onnxruntime and its original."""
     from slimctl.cli.verify_summary import Summary, blocks, to_document
     from slimctl.evaluate.compare import compare_models
-    from slimctl.evaluate.verification import verify_model
+    from slimctl.evaluate.verification import FEW_SAMPLES, verify_model
     from slimctl.graph.load import load_model
 
     output = Output(json=json, quiet=quiet)
@@ -232,7 +230,8 @@ def verify(
         "skip_bad": skip_bad_samples,
     }
     source = _source(data, reference or network, against, samples=samples, **options)
-    few = _source(data, network, against, samples=min(samples or INSIDE, INSIDE), **options)
+    count = min(samples or FEW_SAMPLES, FEW_SAMPLES)
+    few = _source(data, network, against, samples=count, **options)
     progress = output.progress()
     comparison = None
     if against is not None:
@@ -273,6 +272,7 @@ def verify(
         from slimctl.report.verification import write_report
 
         write_report(report, to_document(summary))
+        output.note(f"report: {report}")
     output.result(to_document(summary), list(blocks(summary, verbose=verbose)))
     if failures:
         raise GateFailedError(
@@ -304,6 +304,8 @@ def _check_options(
         raise OptionError("--report", "A report shows nodes", fix="leave --no-nodes out")
     if report is not None and report.exists() and not force:
         raise OptionError("--report", f"'{report}' exists", fix="add --force to replace it")
+    if report is not None:
+        check_output(report, force=True)
 
 
 def _checked(model: Path) -> tuple[Path, str]:
@@ -385,11 +387,12 @@ def _broken_steps(bound: int | None, found: object) -> Iterator[str]:
 
     if bound is None:
         return
-    if not isinstance(found, Verification) or not found.replays[0].codes:
+    farthest = found.farthest if isinstance(found, Verification) else None
+    if farthest is None:
         yield f"--max-step-difference {bound} applies to no node"
-    elif found.step_difference > bound:
+    elif farthest.steps > bound:
         yield (
-            f"the runtimes differ by {found.step_difference} steps at a node,"
+            f"the runtimes differ by {farthest.steps} steps at node '{farthest.node}',"
             f" --max-step-difference is {bound}"
         )
 

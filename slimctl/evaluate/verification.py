@@ -26,6 +26,9 @@ from slimctl.runtime.counts import Counts
 from slimctl.runtime.device import DEVICES
 from slimctl.runtime.session import Runtime
 
+FEW_SAMPLES = 4
+"""Runs that are looked at inside: every element of every tensor counts in each of them."""
+
 LEVELS = (Level.DISABLED, Level.BASIC, Level.ALL)
 
 SOUND_RMS_STEPS = 1.0

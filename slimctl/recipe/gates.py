@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from slimctl.core.errors import GateFailedError
 from slimctl.recipe.schema import (
@@ -14,7 +14,11 @@ from slimctl.recipe.schema import (
     PlacementGate,
     SizeGate,
     SqnrGate,
+    VerifyGate,
 )
+
+if TYPE_CHECKING:
+    from slimctl.evaluate.verification import Verification
 
 _DIGITS = 9
 """0.98 - 0.97 is 0.010000000000000009 in floating point; a bound of 0.01 means to allow it."""
@@ -33,6 +37,8 @@ class Evidence:
         higher_is_better: Which direction of the metric is an improvement.
         latency: Milliseconds by percentile of the original and of the result.
         fallbacks: What does not run on the target's provider.
+        outputs_db: SQNR of each output of floats; None when outputs were not compared.
+        verification: What was found node by node on a few samples.
     """
 
     size_ratio: float
@@ -43,6 +49,8 @@ class Evidence:
     higher_is_better: bool = True
     latency: tuple[dict[str, Any], dict[str, Any]] | None = None
     fallbacks: int | None = None
+    outputs_db: Mapping[str, float] | None = None
+    verification: Verification | None = None
 
 
 @dataclass(frozen=True)
@@ -82,16 +90,22 @@ def _verdicts(gates: Gates, evidence: Evidence) -> Iterator[GateResult]:
         yield _latency(gates.latency, evidence)
     if gates.placement is not None:
         yield _placement(gates.placement, evidence)
+    if gates.verify is not None:
+        yield from _verify(gates.verify, evidence)
 
 
 def _accuracy(gate: AccuracyGate, evidence: Evidence) -> GateResult:
+    return _metric_drop("accuracy", gate.max_drop, evidence)
+
+
+def _metric_drop(gate: str, bound: float, evidence: Evidence) -> GateResult:
     before, after = evidence.metric_original, evidence.metric_result
     if before is None or after is None:
-        return _unmeasured("accuracy", gate.max_drop, "no metric was measured")
+        return _unmeasured(gate, bound, "no metric was measured")
     loss = before - after if evidence.higher_is_better else after - before
     drop = round(loss, _DIGITS)
     facts = f"{evidence.metric} went from {before:.4f} to {after:.4f}"
-    return _at_most("accuracy", drop, gate.max_drop, f"{facts}, a drop of {drop:.4f}")
+    return _at_most(gate, drop, bound, f"{facts}, a drop of {drop:.4f}")
 
 
 def _sqnr(gate: SqnrGate, evidence: Evidence) -> GateResult:
@@ -120,6 +134,50 @@ def _placement(gate: PlacementGate, evidence: Evidence) -> GateResult:
     found, bound = evidence.fallbacks, gate.max_fallback_nodes
     message = f"{found} nodes, inputs or outputs fall back; at most {bound} allowed"
     return GateResult("placement", bound, found, found <= bound, message)
+
+
+def _verify(gate: VerifyGate, evidence: Evidence) -> Iterator[GateResult]:
+    """One verdict for each bound, named as the recipe names it."""
+    yield _faults("verify.max_faults", gate.max_faults, evidence.verification)
+    if gate.max_step_difference is not None:
+        # Products saturate on some processors and not on others.
+        steps = _steps("verify.max_step_difference", gate.max_step_difference, evidence)
+        yield replace(steps, repeatable=False)
+    if gate.min_sqnr is not None:
+        yield _worst_output("verify.min_sqnr", gate.min_sqnr, evidence.outputs_db)
+    if gate.max_metric_drop is not None:
+        yield _metric_drop("verify.max_metric_drop", gate.max_metric_drop, evidence)
+
+
+def _faults(gate: str, bound: int, verification: Verification | None) -> GateResult:
+    if verification is None:
+        return _unmeasured(gate, bound, _NOT_VERIFIED)
+    wrong, faults = len(verification.wrong_nodes), verification.faults
+    first = f", first '{faults[0].node}': {faults[0].reason}" if faults else ""
+    message = f"nodes that are wrong: {wrong}{first}; at most {bound} allowed"
+    return GateResult(gate, bound, wrong, wrong <= bound, message)
+
+
+def _steps(gate: str, bound: int, evidence: Evidence) -> GateResult:
+    if evidence.verification is None:
+        return _unmeasured(gate, bound, _NOT_VERIFIED)
+    node = evidence.verification.farthest
+    if node is None:
+        return _unmeasured(gate, bound, "no node of the result has quantized outputs")
+    place = f" at node '{node.node}' ({node.op_type})" if node.steps else ""
+    message = f"the runtimes differ by {node.steps} steps{place}; at most {bound} allowed"
+    return GateResult(gate, bound, node.steps, node.steps <= bound, message)
+
+
+_NOT_VERIFIED = "the result was not compared with the original node by node"
+
+
+def _worst_output(gate: str, bound: float, outputs: Mapping[str, float] | None) -> GateResult:
+    if not outputs:
+        return _unmeasured(gate, bound, "no output of floats was compared")
+    worst = min(outputs, key=lambda name: outputs[name])
+    facts = f"SQNR {outputs[worst]:.2f} dB at output '{worst}'"
+    return _at_least(gate, outputs[worst], bound, facts, unit=" dB")
 
 
 def _at_most(gate: str, found: float, bound: float, facts: str) -> GateResult:

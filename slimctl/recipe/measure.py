@@ -13,6 +13,7 @@ from slimctl.data.sources import DataSource, open_source
 from slimctl.evaluate.accuracy import Score, accuracy
 from slimctl.evaluate.benchmark import BenchResult, benchmark
 from slimctl.evaluate.compare import Comparison, compare_models
+from slimctl.evaluate.verification import FEW_SAMPLES, Verification, verify_model
 from slimctl.graph.edit import interface
 from slimctl.graph.load import load_model
 from slimctl.pipeline.facts import model_files, total_bytes
@@ -20,6 +21,7 @@ from slimctl.pipeline.run import PipelineResult
 from slimctl.recipe.gates import Evidence
 from slimctl.recipe.resolve import Job
 from slimctl.recipe.schema import DataSpec
+from slimctl.runtime.session import Runtime
 from slimctl.targets.check import check_placement
 
 LATENCY_SECONDS = 20.0
@@ -55,6 +57,8 @@ def open_bench(job: Job, path: Path, progress: Progress) -> Bench:
         DataError: The data cannot be used, or do not fit the model.
     """
     model = load_model(path)
+    if job.gates.verify is not None:
+        Runtime(model)  # raises where it has no function for an operator
     calibration = _open(job.calibration, model, job.seed)
     return Bench(job, path, model, calibration, _open(job.evaluation, model, job.seed), progress)
 
@@ -118,6 +122,7 @@ class Measurements:
         latency: Of the original and of the result, when a gate asks for it.
         score: The latest measurement of the metric.
         fallbacks: What does not run on the target's provider, when a gate asks for it.
+        verification: What was found node by node, when a gate asks for it.
     """
 
     done: PipelineResult
@@ -126,6 +131,7 @@ class Measurements:
     latency: tuple[BenchResult, BenchResult] | None
     score: Score | None
     fallbacks: int | None = None
+    verification: Verification | None = None
 
 
 def measure(
@@ -139,6 +145,7 @@ def measure(
         _latency(bench, done, files[0]),
         score,
         _fallbacks(bench, done),
+        _verification(bench, done, files[0]),
     )
 
 
@@ -148,9 +155,29 @@ def _fallbacks(bench: Bench, done: PipelineResult) -> int | None:
     return check_placement(done.model, bench.job.target).violations
 
 
+def _verification(bench: Bench, done: PipelineResult, result: Path) -> Verification | None:
+    spec = bench.job.evaluation
+    if bench.job.gates.verify is None or spec is None or not _same_interface(bench, done):
+        return None
+    count = min(spec.samples or FEW_SAMPLES, FEW_SAMPLES)
+    few = _open(spec.model_copy(update={"samples": count}), bench.model, bench.job.seed)
+    assert few is not None, "it has a description"
+    return verify_model(
+        load_model(result),
+        [batch.feeds for batch in few.batches()],
+        reference=bench.model,
+        threads=bench.job.threads,
+        progress=bench.progress,
+    )
+
+
+def _same_interface(bench: Bench, done: PipelineResult) -> bool:
+    return interface(done.model) == interface(bench.model)
+
+
 def _compare(bench: Bench, done: PipelineResult, result: Path) -> Comparison | None:
     source = bench.evaluation or (bench.calibration if bench.job.gates.sqnr else None)
-    if source is None or interface(done.model) != interface(bench.model):
+    if source is None or not _same_interface(bench, done):
         return None
     return compare_models(
         bench.path,
@@ -192,4 +219,10 @@ def evidence(bench: Bench, found: Measurements) -> Evidence:
         higher_is_better=score is None or score.higher_is_better,
         latency=(latency[0].to_dict(), latency[1].to_dict()) if latency else None,
         fallbacks=found.fallbacks,
+        outputs_db=None if comparison is None else _outputs_db(comparison),
+        verification=found.verification,
     )
+
+
+def _outputs_db(comparison: Comparison) -> dict[str, float]:
+    return {out.name: out.sqnr_db for out in comparison.outputs if out.sqnr_db is not None}

@@ -16,7 +16,7 @@ from slimctl.core.errors import OptionError
 from slimctl.core.target import Target
 from slimctl.pipeline.chain import Link, order_problem, resolve_chain
 from slimctl.recipe.parse import ParsedRecipe
-from slimctl.recipe.schema import DataSpec, EvaluationSpec, Gates, OutputSpec
+from slimctl.recipe.schema import Data, DataSpec, EvaluationSpec, Gates, OutputSpec
 from slimctl.targets import load_target
 
 _Spec = TypeVar("_Spec", bound=DataSpec)
@@ -111,7 +111,7 @@ def check_complete(parsed: ParsedRecipe) -> None:
 
 def _check_gates(parsed: ParsedRecipe) -> None:
     gates, data = parsed.recipe.gates, parsed.recipe.data
-    if gates.accuracy and not (data.evaluation and data.evaluation.metric):
+    if gates.accuracy and not _has_metric(data):
         raise parsed.places.error(
             ("gates", "accuracy"),
             "Gate 'accuracy' needs labeled data and a metric",
@@ -121,6 +121,22 @@ def _check_gates(parsed: ParsedRecipe) -> None:
         raise parsed.places.error(
             ("gates", "sqnr"), "Gate 'sqnr' needs data", _add_data("evaluation", "PATH")
         )
+    if gates.verify and not data.evaluation:
+        raise parsed.places.error(
+            ("gates", "verify"),
+            "Gate 'verify' needs evaluation data",
+            _add_data("evaluation", "PATH"),
+        )
+    if gates.verify and gates.verify.max_metric_drop is not None and not _has_metric(data):
+        raise parsed.places.error(
+            ("gates", "verify", "max_metric_drop"),
+            "A bound on the metric needs a metric",
+            "add 'metric: top1' to data.evaluation, or 'metric: agreement' without labels",
+        )
+
+
+def _has_metric(data: Data) -> bool:
+    return data.evaluation is not None and data.evaluation.metric is not None
 
 
 def _add_data(part: str, source: str) -> str:

@@ -103,6 +103,32 @@ class PlacementGate(RecipePart):
     )
 
 
+class VerifyGate(RecipePart):
+    """The result, looked at inside on a few samples, as ``slimctl verify`` does."""
+
+    model_config = ConfigDict(json_schema_extra={"minProperties": 1})
+
+    max_step_difference: int | None = Field(
+        None,
+        ge=0,
+        description="Largest difference between onnxruntime and the built-in runtime at any node, "
+        "in quantization steps. It depends on the processor.",
+    )
+    min_sqnr: float | None = Field(
+        None, description="Least signal-to-quantization-noise ratio of every output in dB."
+    )
+    max_metric_drop: float | None = Field(
+        None, ge=0, description="Largest loss of the metric against the original."
+    )
+    max_faults: int = Field(0, ge=0, description="Most nodes at which the model is wrong.")
+
+    @model_validator(mode="after")
+    def _bounds_something(self) -> VerifyGate:
+        if all(getattr(self, name) is None for name in self.model_fields_set):
+            raise ValueError(f"give at least one of {', '.join(type(self).model_fields)}")
+        return self
+
+
 class Gates(RecipePart):
     """Bounds that the result must keep; a broken one fails the run with exit code 1."""
 
@@ -112,6 +138,9 @@ class Gates(RecipePart):
     latency: LatencyGate | None = Field(None, description="Bound on the time of one run.")
     placement: PlacementGate | None = Field(
         None, description="Bound on what does not run on the target's provider."
+    )
+    verify: VerifyGate | None = Field(
+        None, description="Bounds on what 'slimctl verify' finds node by node."
     )
 
 

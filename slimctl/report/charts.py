@@ -12,20 +12,21 @@ STYLE = """
 :root { --second: #b3590f; --third: #5d6673; }
 @media (prefers-color-scheme: dark) { :root { --second: #f0a45d; --third: #9aa4b1; } }
 .chart { background: var(--card); border: 1px solid var(--line); border-radius: .5rem;
-  padding: .7rem .9rem; }
+  padding: .7rem .9rem; overflow-x: auto; }
 .chart svg { display: block; width: 100%; height: auto; }
+.chart svg.wide { min-width: 36rem; }
 .chart .key { display: flex; flex-wrap: wrap; gap: .2rem 1.2rem; margin-bottom: .4rem;
   font-size: .85rem; }
 .key i { display: inline-block; width: 1.4rem; height: 0; margin-right: .4rem;
   vertical-align: middle; border-top: 3px solid var(--line); }
-.key i.line-0 { border-color: var(--accent); } .key i.line-1 { border-color: var(--third); }
+.key i.line-0 { border-color: var(--third); } .key i.line-1 { border-color: var(--accent); }
 .key i.line-2 { border-color: var(--second); } .key i.mark { border-color: var(--bad); }
 svg text { fill: var(--dim); font: 11px system-ui, -apple-system, "Segoe UI", sans-serif; }
 svg .grid { stroke: var(--line); stroke-width: 1; }
 svg .line { fill: none; stroke-width: 1.6; stroke-linejoin: round; }
-svg .line-0 { stroke: var(--accent); } svg .line-1 { stroke: var(--third); }
+svg .line-0 { stroke: var(--third); } svg .line-1 { stroke: var(--accent); }
 svg .line-2 { stroke: var(--second); }
-svg .dot-0 { fill: var(--accent); } svg .dot-1 { fill: var(--third); }
+svg .dot-0 { fill: var(--third); } svg .dot-1 { fill: var(--accent); }
 svg .dot-2 { fill: var(--second); }
 svg .mark { stroke: var(--bad); stroke-width: 1; stroke-dasharray: 3 2; }
 svg .flag { fill: var(--bad); }
@@ -131,7 +132,8 @@ def line_chart(
         *(_polyline(index, line, across, up) for index, line in enumerate(lines)),
         *_columns(titles, across),
     ]
-    drawn = _svg(parts, 960, _LINES.bottom + 34, "; ".join(line.label for line in lines))
+    label = "; ".join(line.label for line in lines)
+    drawn = _svg(parts, 960, _LINES.bottom + 34, label, kind="wide")
     return tag("div", join([_key(lines, mark if any(marked) else ""), drawn]), class_="chart")
 
 
@@ -148,8 +150,8 @@ def _key(lines: Sequence[Line], mark: str) -> Markup:
 def _horizontal_grid(limits: tuple[float, float], up: Scale, unit: str) -> Iterator[Markup]:
     low, high = limits
     step = round_step((high - low) / 5)
-    for index in range(int((high - low) // step) + 1):
-        value = low + index * step
+    for index in range(math.ceil(low / step), math.floor(high / step) + 1):
+        value = index * step
         y = up(value)
         yield _shape("line", class_="grid", x1=_LINES.left, x2=_LINES.right, y1=y, y2=y)
         yield _label(f"{value:g}", _LINES.left - 6, y + 4, "end")
@@ -268,9 +270,11 @@ def log_heights(counts: Sequence[int]) -> list[float]:
     return [math.log1p(count) / largest if largest else 0.0 for count in counts]
 
 
-def _svg(parts: Iterable[Markup], width: float, height: float, label: str) -> Markup:
+def _svg(
+    parts: Iterable[Markup], width: float, height: float, label: str, kind: str = ""
+) -> Markup:
     view = f"0 0 {width:g} {height:g}"
-    return tag("svg", join(parts), viewBox=view, role="img", aria_label=label)
+    return tag("svg", join(parts), class_=kind, viewBox=view, role="img", aria_label=label)
 
 
 def _shape(name: str, *, class_: str = "", d: str = "", **numbers: float) -> Markup:

@@ -25,7 +25,7 @@ h2 { font-size: 1.05rem; margin: 2rem 0 .6rem; }
 .card { background: var(--card); border: 1px solid var(--line); border-radius: .5rem;
   padding: .7rem .9rem; }
 .card b { display: block; font-size: 1.35rem; font-variant-numeric: tabular-nums; }
-.card > span { color: var(--dim); font-size: .85rem; }
+.card > span { color: var(--dim); font-size: .85rem; overflow-wrap: anywhere; }
 .scroll { overflow-x: auto; background: var(--card); border: 1px solid var(--line);
   border-radius: .5rem; }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
@@ -34,6 +34,7 @@ th, td { padding: .45rem .8rem; text-align: left; vertical-align: top;
 tr:last-child td { border-bottom: 0; }
 th { color: var(--dim); font-weight: 600; font-size: .85rem; white-space: nowrap; }
 td.number, th.number { text-align: right; white-space: nowrap; }
+td.wide { min-width: 16rem; }
 code { font: .88em ui-monospace, "SFMono-Regular", Menlo, Consolas, monospace;
   overflow-wrap: anywhere; }
 .good { color: var(--good); font-weight: 600; }
@@ -100,17 +101,39 @@ def section(title: str, content: Markup) -> Markup:
     return join([tag("h2", title), content, Markup("\n")])
 
 
-def table(header: Sequence[str], rows: Iterable[Sequence[Any]], numbers: str = "") -> Markup:
-    """A table; ``numbers`` has an ``n`` at the place of each column of numbers."""
-    kinds = ["number" if kind == "n" else "" for kind in numbers.ljust(len(header), ".")]
+_COLUMNS = {"n": "number", "w": "wide", ".": ""}
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[Any]], kinds: str = "") -> Markup:
+    """A table.
+
+    Args:
+        header: Of each column.
+        rows: Cells of each column.
+        kinds: A letter for each column: ``n`` for numbers, ``w`` for sentences, ``.`` for the rest.
+    """
+    classes = [_COLUMNS[kind] for kind in kinds.ljust(len(header), ".")]
 
     def row(name: str, cells: Sequence[Any]) -> Markup:
-        pairs = zip(cells, kinds, strict=True)
+        pairs = zip(cells, classes, strict=True)
         return tag("tr", join(tag(name, cell, class_=kind) for cell, kind in pairs))
 
     body = join(row("td", cells) for cells in rows)
     head = tag("thead", row("th", header))
     return tag("div", tag("table", join([head, tag("tbody", body)])), class_="scroll")
+
+
+_ROWS = 20
+"""Rows of a long table that are seen at once."""
+
+
+def long_table(header: Sequence[str], rows: Sequence[Sequence[Any]], kinds: str = "") -> Markup:
+    """A table of which the beginning is seen and the rest unfolds; see :func:`table`."""
+    first = table(header, rows[:_ROWS], kinds)
+    if len(rows) <= _ROWS:
+        return first
+    summary = tag("summary", f"{len(rows) - _ROWS} more")
+    return join([first, tag("details", join([summary, table(header, rows[_ROWS:], kinds)]))])
 
 
 def cards(pairs: Iterable[tuple[Any, str]]) -> Markup:

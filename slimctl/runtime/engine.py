@@ -27,12 +27,14 @@ class Summed(NamedTuple):
         bound: Largest magnitude that one can have.
         again: The same sums by the arithmetic of a device, in float64.
         mixed: Whether unsigned codes are multiplied with signed weights.
+        depthwise: Whether each output depends on one channel only.
     """
 
     accumulators: Accumulators
     bound: float
     again: Callable[[Sums], Array]
     mixed: bool
+    depthwise: bool = False
 
 
 class Target(NamedTuple):
@@ -42,13 +44,11 @@ class Target(NamedTuple):
         multiplier: Real value of an accumulator in steps of the output; broadcasts.
         zero_point: Of the output, a scalar.
         channel_axis: Axis of the output's channels, None if there is none.
-        through_matrices: The device's matrix kernel computes the sums.
     """
 
     multiplier: NDArray[np.float32]
     zero_point: Array
     channel_axis: int | None = None
-    through_matrices: bool = True
 
 
 @dataclass
@@ -104,7 +104,7 @@ class Engine:
         if device.is_exact:
             return exact
         sums = self._device_sums(summed)
-        if sums is not None and target.through_matrices:
+        if sums is not None:
             kept = summed.again(sums)
         if not device.zero_points:
             target = target._replace(zero_point=np.zeros_like(target.zero_point))
@@ -141,8 +141,10 @@ class Engine:
 
     def _device_sums(self, summed: Summed) -> Sums | None:
         """How the device adds these products, None where that is exact."""
-        exact = self.device.only_mixed and not summed.mixed
-        return None if exact else self.device.sums
+        device = self.device
+        exact = device.only_mixed and not summed.mixed
+        exact |= device.direct_depthwise and summed.depthwise
+        return None if exact else device.sums
 
     def counted(self, codes: Array, channel_axis: int | None) -> Array:
         """Codes that were made without sums, counted."""

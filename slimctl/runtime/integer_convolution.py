@@ -69,7 +69,8 @@ def convolve_codes(layer: Convolution, engine: Engine) -> Summed:
     def again(device: Sums) -> Array:
         return _device_sums(layer, device)
 
-    return Summed(sums, reduction.bound, again, are_mixed(layer.x, w))
+    depthwise = w.shape[1] == 1 and layer.group > 1
+    return Summed(sums, reduction.bound, again, are_mixed(layer.x, w), depthwise)
 
 
 def _channel_parts(weights: Array, bound: int, *, constant: bool) -> tuple[Reduction, int]:

@@ -74,9 +74,10 @@ def test_qlinear_conv(data: Any) -> None:
 def test_conv_integer(data: Any) -> None:
     draw = data.draw
     group = draw(st.integers(1, 2))
+    kind = draw(_KINDS)
     x = draw_codes(draw, "uint8", (1, 2 * group, draw(_SIZES) + 2, draw(_SIZES) + 2))
-    w = draw_codes(draw, "uint8", (group * draw(st.integers(1, 3)), 2, 3, 3))
-    zeros = [draw_zero(draw, "uint8"), draw_zero(draw, "uint8")]
+    w = draw_codes(draw, kind, (group * draw(st.integers(1, 3)), 2, 3, 3))
+    zeros = [draw_zero(draw, "uint8"), draw_zero(draw, kind)]
     compare("ConvInteger", [x, w, *zeros], ["int32"], group=group, pads=(1, 1, 1, 1))
 
 

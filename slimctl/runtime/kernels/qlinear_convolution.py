@@ -69,7 +69,6 @@ def qlinear_conv(
         np.asarray(scale, np.float32),
         y_zero_point,
         channel_axis=1,
-        through_matrices=not (engine.device.direct_depthwise and w.shape[1] == 1 and group > 1),
     )
     bias = None if b is None else b.reshape(-1, *(1,) * (x.ndim - 2))  # [m, 1, ...]
     return engine.codes(summed, bias, target)
@@ -101,4 +100,5 @@ def conv_integer(
     )
     zeros = zero_of(x, x_zero_point), zero_of(w, w_zero_point)
     layer = Convolution(x, zeros[0], w, zeros[1], windows, group)
-    return engine.sums(convolve_codes(layer, engine))
+    # onnxruntime has the weights on the left of the product here, where signed codes are exact.
+    return engine.sums(convolve_codes(layer, engine)._replace(mixed=False))
