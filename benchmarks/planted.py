@@ -181,6 +181,10 @@ SPATIAL = ("kernels transposed",)
 """Faults that need a kernel with several taps."""
 
 
+SEVERAL = ("weights of input channels swapped",)
+"""Faults that need several input channels in each group."""
+
+
 def names_of(model: ir.Model, name: str) -> set[str]:
     """Names that point at a convolution: its own and those of the Q/DQ nodes around it."""
     node = _node(model, name)

@@ -16,7 +16,7 @@ from pathlib import Path
 if __package__ in (None, ""):  # started as a file: only its own folder is on the path
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
-from benchmarks import accuracy, calibration_speed, latency, modes, pruning, startup
+from benchmarks import accuracy, calibration_speed, faults, latency, modes, pruning, startup
 from benchmarks.artifacts import Artifacts
 from benchmarks.harness import CommandFailedError, Report
 from benchmarks.workload import Workload
@@ -29,6 +29,7 @@ BENCHMARKS: dict[str, Callable[[Artifacts], Report]] = {
     "latency": latency.run,
     "modes": modes.run,
     "pruning": pruning.run,
+    "faults": faults.run,
 }
 
 

@@ -62,6 +62,7 @@ def evaluate(
     from slimctl.evaluate.metrics import open_metric
     from slimctl.graph.edit import interface
     from slimctl.graph.load import load_model
+    from slimctl.graph.session import Products
 
     output = Output(json=json, quiet=quiet)
     open_metric(metric)  # a misspelled metric is said before the data are opened
@@ -75,7 +76,13 @@ def evaluate(
         skip_bad=skip_bad_samples,
     )
     score = accuracy(
-        model, source, metric, reference=against, threads=threads, progress=output.progress()
+        model,
+        source,
+        metric,
+        reference=against,
+        threads=threads,
+        products=Products.NATIVE,
+        progress=output.progress(),
     )
     output.result(
         {"model": model, "data": data, **vars(score)},

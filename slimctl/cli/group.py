@@ -57,7 +57,9 @@ COMMANDS: dict[str, Listed] = {
         _CHECK,
     ),
     "verify": Listed(
-        "slimctl.cli.verify_command:verify", "Compare a model with a reference on data.", _CHECK
+        "slimctl.cli.verify_command:verify",
+        "Verify a model against its original, node by node.",
+        _CHECK,
     ),
     "eval": Listed(
         "slimctl.cli.eval_command:evaluate", "Measure a metric on labeled data.", _CHECK

@@ -206,11 +206,16 @@ def verify(
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> None:
-    """Verify a model with the built-in runtime, onnxruntime and its original."""
+    """Verify a model against its original, node by node.
+
+    The built-in runtime, which computes integers exactly, runs beside onnxruntime and beside the
+    original: that shows who is wrong, and where.
+    """
     from slimctl.cli.verify_summary import Summary, blocks, to_document
     from slimctl.evaluate.compare import compare_models
     from slimctl.evaluate.verification import FEW_SAMPLES, verify_model
     from slimctl.graph.load import load_model
+    from slimctl.graph.session import Products
 
     output = Output(json=json, quiet=quiet)
     bounds = (
@@ -219,7 +224,9 @@ def verify(
         Bound("--min-agreement", "top1_agreement", min_agreement),
         Bound("--max-error", "max_abs_error", max_error, is_minimum=False),
     )
-    _check_options(bounds, against, max_metric_drop, report, force=force, nodes=nodes)
+    _check_options(
+        bounds, against, max_metric_drop, max_step_difference, report, force=force, nodes=nodes
+    )
     path, checked = _checked(model)
     network = load_model(path)
     reference = None if against is None else load_model(against)
@@ -241,6 +248,7 @@ def verify(
             source.batches(),
             find_divergence=divergence,
             threads=threads,
+            products=Products.NATIVE,
             progress=progress,
         )
     found = None
@@ -286,6 +294,7 @@ def _check_options(
     bounds: Sequence[Bound],
     against: Path | None,
     max_metric_drop: float | None,
+    max_step_difference: int | None,
     report: Path | None,
     *,
     force: bool,
@@ -300,8 +309,9 @@ def _check_options(
             f"{wanted[0]} compares with an original, and there is none",
             fix="add --against REFERENCE, or leave the bound out",
         )
-    if report is not None and not nodes:
-        raise OptionError("--report", "A report shows nodes", fix="leave --no-nodes out")
+    for option, given in (("--report", report), ("--max-step-difference", max_step_difference)):
+        if given is not None and not nodes:
+            raise OptionError(option, f"{option} is about nodes", fix="leave --no-nodes out")
     if report is not None and report.exists() and not force:
         raise OptionError("--report", f"'{report}' exists", fix="add --force to replace it")
     if report is not None:
@@ -321,7 +331,17 @@ def _checked(model: Path) -> tuple[Path, str]:
         return model, "no manifest beside the model: its hash was not checked"
     artifact = read_artifact(model)
     files = len(artifact.manifest.files)
-    return artifact.model, f"{files} file{'s' * (files > 1)} as the manifest describes"
+    said = f"{files} file{'s' * (files > 1)} as the manifest describes"
+    return artifact.model, f"{said}; {_provider_of(artifact.manifest.target)}"
+
+
+def _provider_of(target: str) -> str:
+    """Whether the provider that an artifact was made for can be asked here."""
+    from slimctl.targets import load_target
+
+    provider = load_target(target).provider
+    installed = provider in _providers()
+    return f"made for {target}, whose {provider} is {'' if installed else 'not '}installed here"
 
 
 def _source(data: str | None, model: ir.Model, against: Path | None, **options: Any) -> DataSource:
@@ -352,13 +372,15 @@ def _drop(
     against: Path | None, model: Path, source: DataSource, metric: str | None, threads: int
 ) -> Drop:
     from slimctl.evaluate.accuracy import accuracy
+    from slimctl.graph.session import Products
 
     assert against is not None, "the option was checked"
     name = metric or ("top1" if source.labeled else "agreement")
-    own = accuracy(model, source, name, reference=against, threads=threads)
+    how: dict[str, Any] = {"reference": against, "threads": threads, "products": Products.NATIVE}
+    own = accuracy(model, source, name, **how)
     if name.split(":")[0] == "agreement":
         return Drop(name, 1.0, own.value, 1.0 - own.value)
-    original = accuracy(against, source, name, reference=against, threads=threads)
+    original = accuracy(against, source, name, **how)
     loss = original.value - own.value
     return Drop(name, original.value, own.value, loss if own.higher_is_better else -loss)
 

@@ -12,7 +12,7 @@ from slimctl.core.contract import Progress, SilentProgress
 from slimctl.core.errors import OptionError, SourceError
 from slimctl.data.sources import DataSource
 from slimctl.evaluate.metrics import OPTION, TopK, open_metric
-from slimctl.graph.session import Level, open_session, run
+from slimctl.graph.session import Level, Products, open_session, run
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,7 @@ def accuracy(
     reference: ir.Model | Path | None = None,
     threads: int = 0,
     level: Level = Level.ALL,
+    products: Products = Products.EXACT,
     progress: Progress | None = None,
 ) -> Score:
     """Evaluates a model.
@@ -51,6 +52,7 @@ def accuracy(
         reference: The model to agree with, for ``agreement``.
         threads: Threads of onnxruntime, 0 for all cores.
         level: Graph optimizations of onnxruntime.
+        products: Arithmetic of its integer kernels.
         progress: Where to say how far the work is.
 
     Raises:
@@ -72,8 +74,8 @@ def accuracy(
             raise OptionError(
                 OPTION, f"{metric} needs a model to agree with", fix="name it with --against"
             )
-        teacher = open_session(reference, level=level, threads=threads)
-    session = open_session(model, level=level, threads=threads)
+        teacher = open_session(reference, level=level, threads=threads, products=products)
+    session = open_session(model, level=level, threads=threads, products=products)
     samples = 0
     tracked = (progress or SilentProgress()).track(
         source.batches(), total=None, label=f"evaluate {metric}"

@@ -31,7 +31,7 @@ import slimctl
 from slimctl.core.contract import Feeds, Progress, SilentProgress
 from slimctl.core.errors import ModelExecutionError, OptionError
 from slimctl.graph.save import save_model
-from slimctl.graph.session import Level, open_session, run
+from slimctl.graph.session import Level, Products, open_session, run
 
 BLOCK_SECONDS = 0.05
 """A block is long against the switch between models and short against drifts of the clock rate."""
@@ -99,7 +99,9 @@ class _Runner:
 
     def __init__(self, model: ir.Model | Path, feeds: Feeds, threads: int, level: Level) -> None:
         start = time.perf_counter()
-        self._session = open_session(model, level=level, threads=threads)
+        self._session = open_session(
+            model, level=level, threads=threads, products=Products.NATIVE
+        )
         self.load = time.perf_counter() - start
         self._feeds = feeds
         run(self._session, feeds)  # reports what is wrong with the model or the inputs

@@ -16,7 +16,7 @@ from slimctl.core.errors import UnsupportedModelError, nearest
 from slimctl.data.batch import Batch
 from slimctl.evaluate.divergence import BOUND_DB, SAMPLES, Divergence, locate
 from slimctl.evaluate.metrics import Share, Similarity, class_scores
-from slimctl.graph.session import Level, open_session, run
+from slimctl.graph.session import Level, Products, open_session, run
 
 
 @dataclass(frozen=True)
@@ -174,6 +174,7 @@ def compare_models(
     bound_db: float = BOUND_DB,
     threads: int = 0,
     level: Level = Level.ALL,
+    products: Products = Products.EXACT,
     progress: Progress | None = None,
     total: int | None = None,
 ) -> Comparison:
@@ -188,6 +189,7 @@ def compare_models(
         bound_db: A tensor below this SQNR has diverged.
         threads: Threads of onnxruntime, 0 for all cores.
         level: Graph optimizations of onnxruntime for the outputs.
+        products: Arithmetic of its integer kernels.
         progress: Where to say how far the work is.
         total: Number of batches, where it is known.
 
@@ -195,7 +197,10 @@ def compare_models(
         UnsupportedModelError: The models have different inputs or outputs.
         ModelExecutionError: onnxruntime refuses one of the models.
     """
-    sessions = [open_session(model, level=level, threads=threads) for model in (reference, other)]
+    sessions = [
+        open_session(model, level=level, threads=threads, products=products)
+        for model in (reference, other)
+    ]
     _check_interfaces(*sessions)
     totals = _Totals()
     first_feeds: list[Feeds] = []

@@ -22,6 +22,7 @@ from slimctl.core.contract import Feeds
 from slimctl.evaluate.code_histogram import BINS, count_values
 from slimctl.evaluate.metrics import Similarity
 from slimctl.evaluate.replay import is_codes
+from slimctl.evaluate.weight_noise import weight_noise
 from slimctl.runtime.kernels.quantize import dequantize_linear, quantize_linear
 from slimctl.runtime.plan import Step
 from slimctl.runtime.registry import Value
@@ -76,6 +77,8 @@ class LayerError:
         cosine: Cosine similarity of the layer on the reference's rounded tensors.
         mean_steps: Mean difference from the best layer, in quantization steps.
         rms_steps: Root mean square of it.
+        expected_steps: What rounding of weights and outputs lets expect, likewise.
+        channel_ratio: The largest ratio of both of any channel (axis 1).
         clipped: Part of the reference's values that the output's range cuts off.
         used_range: Part of the codes' range that the reference's values need, at most 1.
         low: Least value that the codes represent; None where channels have scales of their own.
@@ -93,6 +96,8 @@ class LayerError:
     cosine: float
     mean_steps: float
     rms_steps: float
+    expected_steps: float
+    channel_ratio: float
     clipped: float
     used_range: float
     low: float | None = None
@@ -105,24 +110,41 @@ class LayerError:
         return self.best_db - self.own_db
 
 
+_TWO_ROUNDINGS = 1 / 6
+"""Variance of the difference of two codes that were rounded independently, in squared steps."""
+
+
 class _Totals:
     """What accumulates for one layer."""
 
     def __init__(self) -> None:
         self.own, self.best, self.total = Similarity(), Similarity(), Similarity()
-        self.steps = self.squares = 0.0
+        self.steps = 0.0
+        self.squares: NDArray[Any] = np.zeros(1)  # by channel
+        self.expected: NDArray[Any] = np.zeros(1)  # likewise
+        self.per_channel = 0
         self.clipped = 0
         self.low, self.high = np.inf, -np.inf
         self.histogram = np.zeros(BINS, np.int64)
 
-    def add(self, coding: Coding, real: NDArray[Any], codes: NDArray[Any]) -> None:
-        """Adds a layer's codes, and what the reference's layer makes of the same input."""
+    def add(
+        self,
+        coding: Coding,
+        real: NDArray[Any],
+        codes: NDArray[Any],
+        noise: NDArray[Any] | None,
+    ) -> None:
+        """Adds a layer's codes, what the reference makes of the same input, expected noise."""
         best = coding.quantized(real)
         self.own.update(real, coding.restored(codes))
         self.best.update(real, coding.restored(best))
         steps = codes.astype(np.float64) - best
         self.steps += float(steps.sum())
-        self.squares += float(np.square(steps).sum())
+        others = tuple(i for i in range(steps.ndim) if i != 1)
+        self.squares = self.squares + np.square(steps).sum(axis=others)
+        count = steps.size // max(self.squares.size, 1)
+        self.per_channel += count
+        self.expected = self.expected + count * (_TWO_ROUNDINGS + (0.0 if noise is None else noise))
         if coding.scale.size == 1:
             values = real / coding.scale.reshape(())
             zero = 0 if coding.zero_point is None else float(coding.zero_point.reshape(()))
@@ -163,7 +185,7 @@ def layer_errors(
     for feeds in samples:
         real = {**feeds, **original.run(feeds, keep=inner)}
         best = _run_rounded(original, feeds, codings, real)
-        fed = _fed(codings, real, best, totals)
+        fed = _fed(codings, real, best, totals, quantized.plan.constants)
         quantized.run(feeds, probe=fed)
         quantized.run(feeds, probe=_free(codings, real, totals))
     return tuple(
@@ -245,15 +267,17 @@ def _fed(
     real: Mapping[str, Value],
     best: Mapping[str, Value],
     totals: Mapping[str, _Totals],
+    constants: Mapping[str, Value],
 ) -> Probe:
     """Compares each layer with the best one, and goes on with the reference's tensor."""
 
     def probe(step: Step, name: str, value: Value) -> Value:
-        del step
         coding = codings.get(name)
         if coding is None or np.shape(value) != np.shape(real[coding.tensor]):
             return value
-        totals[name].add(coding, best[coding.tensor], value)
+        source = codings.get(step.inputs[0])
+        noise = None if source is None else weight_noise(step, real[source.tensor], constants)
+        totals[name].add(coding, best[coding.tensor], value, noise)
         return coding.quantized(real[coding.tensor])
 
     return probe
@@ -286,7 +310,9 @@ def _error(coding: Coding, totals: _Totals) -> LayerError:
         totals.total.sqnr_db,
         totals.own.cosine,
         totals.steps / elements,
-        float(np.sqrt(totals.squares / elements)),
+        float(np.sqrt(totals.squares.sum() / elements)),
+        float(np.sqrt(totals.expected.mean() / max(totals.per_channel, 1))),
+        float(np.sqrt(np.max(totals.squares / np.maximum(totals.expected, 1e-9), initial=0.0))),
         totals.clipped / elements,
         totals.used(kind),
         *_represented(coding, kind),

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from slimctl.graph.session import Level, installed_providers, open_session, run
+from slimctl.graph.session import Level, Products, installed_providers, open_session, run
 
 RUNS = 3  # onnxruntime's arena has its final size after the second
 
@@ -41,7 +41,10 @@ def main() -> None:
     reset_peak()
     before = resident_bytes("VmRSS")
     session = open_session(
-        Path(job["model"]), level=Level(job["level"]), threads=int(job["threads"])
+        Path(job["model"]),
+        level=Level(job["level"]),
+        threads=int(job["threads"]),
+        products=Products.NATIVE,
     )
     for _ in range(RUNS):
         run(session, feeds)

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from slimctl.core.contract import Feeds
 from slimctl.evaluate.compare import is_float
 from slimctl.evaluate.metrics import Similarity
-from slimctl.graph.session import CPU, Level, open_session, run, tapped
+from slimctl.graph.session import CPU, Level, Products, open_session, run, tapped
 from slimctl.runtime.device import EXACT, Device
 from slimctl.runtime.plan import Step
 from slimctl.runtime.registry import Value
@@ -139,6 +139,7 @@ def replay(
     level: Level = Level.ALL,
     provider: str = CPU,
     device: Device = EXACT,
+    arithmetic: Arithmetic | None = None,
     threads: int = 1,
 ) -> Replay:
     """Compares the runtimes on some samples.
@@ -149,23 +150,29 @@ def replay(
         level: onnxruntime's graph optimizations.
         provider: Its execution provider.
         device: Whose integer arithmetic the runtime uses.
+        arithmetic: How the runtime computes Q/DQ regions; None for the way of onnxruntime at this
+            level.
         threads: onnxruntime's.
 
     Raises:
         UnsupportedModelError: The runtime has no function for an operator.
         ModelExecutionError: A runtime refuses the model or its inputs.
     """
-    integers = level in _INTEGER_LEVELS
-    arithmetic = Arithmetic.INTEGER if integers else Arithmetic.FLOAT
+    fused = level in _INTEGER_LEVELS
+    if arithmetic is None:
+        arithmetic = Arithmetic.INTEGER if fused else Arithmetic.FLOAT
     ours = Runtime(model, arithmetic=arithmetic, device=device, tracing=True)
-    observed = _observed(model, ours, floats=not integers)
+    observed = _observed(model, ours, floats=not fused)
     watching = open_session(
         tapped(model, [name for name, _ in observed.values()]),
         level=level,
         threads=threads,
         provider=provider,
+        products=Products.NATIVE,
     )
-    alone = open_session(model, level=level, threads=threads, provider=provider)
+    alone = open_session(
+        model, level=level, threads=threads, provider=provider, products=Products.NATIVE
+    )
     totals: dict[str, NodeTotals] = {}
     outputs: dict[str, Similarity] = {}
     for feeds in samples:

@@ -48,6 +48,18 @@ class Level(StrEnum):
     ALL = "all"
 
 
+class Products(StrEnum):
+    """How x86 processors without VNNI multiply uint8 codes by int8 weights; others are exact."""
+
+    EXACT = "exact"
+    """Sums of products are exact, and slower: what is measured does not depend on the machine."""
+    NATIVE = "native"
+    """What onnxruntime does by itself: pairs of products saturate at 16 bits there."""
+
+
+_PRECISION = "session.x64quantprecision"  # "1" asks for exact sums
+
+
 def installed_providers() -> list[str]:
     """Execution providers that the installed onnxruntime offers, best first."""
     import onnxruntime as ort
@@ -105,6 +117,7 @@ def open_session(
     threads: int = 0,
     provider: str = CPU,
     memory_pattern: bool = True,
+    products: Products = Products.EXACT,
 ) -> ort.InferenceSession:
     """Loads a model into onnxruntime.
 
@@ -115,12 +128,16 @@ def open_session(
         provider: Execution provider. Nodes that it refuses run on the CPU.
         memory_pattern: Whether onnxruntime plans the memory of a run as one block. Runs at the
             same time, or of many shapes, keep one each.
+        products: Arithmetic of integer kernels. What a user of the model will see on a processor
+            like this one is NATIVE; what the model is worth on its target is EXACT.
 
     Raises:
         ModelExecutionError: onnxruntime refuses the model; names the node if onnxruntime does.
     """
     options = _options(level, threads)
     options.enable_mem_pattern = memory_pattern
+    if products is Products.EXACT:
+        options.add_session_config_entry(_PRECISION, "1")
     return _open(model, options, provider)
 
 

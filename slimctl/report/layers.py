@@ -107,24 +107,15 @@ def limits(values: Iterable[float]) -> tuple[float, float]:
 def table_section(layers: Sequence[Layer]) -> Markup:
     """The layers, those at which the model is wrong first, then the worst."""
     ranked = sorted(layers, key=lambda layer: (not layer.fault, -layer.found["rms_steps"]))
-    header = (
-        "",
-        "layer",
-        "operator",
-        "alone",
-        "best",
-        "in all",
-        "cosine",
-        "mean",
-        "rms",
-        "clipped",
-    )
+    names = ("alone", "best", "in all", "mean", "rms", "expected", "clipped")
     note = tag(
         "p",
         "Worst first; the number is the place in the graph. Mean and rms (root mean square) are "
-        "differences from the best layer with the same scales, in quantization steps.",
+        "differences from the best layer with the same scales, in quantization steps; expected is "
+        "the rms that rounding explains.",
         class_="dim",
     )
+    header = ("", "layer", "operator", *names)
     listed = long_table(header, [_row(layer) for layer in ranked], "n..nnnnnnn")
     return section(f"{len(layers)} layers against the reference", join([note, listed]))
 
@@ -138,9 +129,9 @@ def _row(layer: Layer) -> tuple[Any, ...]:
         decibel(found["own_db"]),
         decibel(found["best_db"]),
         decibel(found["total_db"]),
-        f"{found['cosine']:.5f}",
         f"{found['mean_steps']:+.3f}",
         f"{found['rms_steps']:.3f}",
+        f"{found['expected_steps']:.3f}",
         share(found["clipped"]),
     )
 

@@ -26,7 +26,7 @@ from slimctl.report.page import (
 from slimctl.report.words import decibel, share
 
 _STYLE = """
-td code { display: inline-block; min-width: 10rem; }
+td code { display: inline-block; min-width: 11.5rem; }
 """.strip()
 
 
@@ -135,7 +135,7 @@ def _outputs(document: Document) -> Markup | None:
         (
             code(output["name"]),
             decibel(output["sqnr_db"]),
-            number(output["cosine"]),
+            "-" if output["cosine"] is None else f"{output['cosine']:.6f}",
             number(output["max_abs_error"]),
             share(output["top1_agreement"]),
             share(output["equal"]),

@@ -67,6 +67,7 @@ class Engine:
     tracing: bool = False
     exact: Array | None = field(default=None, repr=False)
     _memo: dict[str, tuple[tuple[Any, ...], Any]] = field(default_factory=dict, repr=False)
+    _parts: dict[str, Engine] = field(default_factory=dict, repr=False)
 
     def prepared(self, key: str, sources: tuple[Any, ...], make: Callable[[], _T]) -> _T:
         """What depends on some arrays; made once where all of them are constants.
@@ -83,6 +84,12 @@ class Engine:
         if all(source is None or not source.flags.writeable for source in sources):
             self._memo[key] = sources, result
         return result
+
+    def part(self, name: str) -> Engine:
+        """The engine of one of several products of this step, with constants of its own."""
+        if name not in self._parts:
+            self._parts[name] = Engine(self.device, self.counts)
+        return self._parts[name]
 
     def codes(self, summed: Summed, bias: Array | None, target: Target) -> Array:
         """Accumulators as codes of the output, in this device's arithmetic.

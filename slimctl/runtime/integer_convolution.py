@@ -69,7 +69,7 @@ def convolve_codes(layer: Convolution, engine: Engine) -> Summed:
     def again(device: Sums) -> Array:
         return _device_sums(layer, device)
 
-    depthwise = w.shape[1] == 1 and layer.group > 1
+    depthwise = w.shape[1] == 1 and w.shape[0] == layer.group
     return Summed(sums, reduction.bound, again, are_mixed(layer.x, w), depthwise)
 
 

@@ -10,12 +10,13 @@ import numpy as np
 import onnx_ir as ir
 
 from slimctl.core.errors import UnsupportedModelError
+from slimctl.runtime.casting import as_text, element_type, is_text
 from slimctl.runtime.counts import Counts
 from slimctl.runtime.device import EXACT, Device
 from slimctl.runtime.engine import Engine
 from slimctl.runtime.kernels.quantize import quantize_linear
 from slimctl.runtime.regions import Region, find_region
-from slimctl.runtime.registry import Function, Kernel, Value, find_kernel
+from slimctl.runtime.registry import MICROSOFT, Array, Function, Kernel, Value, find_kernel
 
 
 @dataclass(frozen=True)
@@ -46,12 +47,26 @@ class Step:
 
 
 @dataclass(frozen=True)
+class Declared:
+    """What a graph says about one of its outputs.
+
+    Attributes:
+        kind: Type of the elements, None where it is unknown or there are none.
+        sizes: Of the axes, None where they vary; () where the rank is unknown.
+    """
+
+    kind: np.dtype[Any] | None = None
+    sizes: tuple[int | None, ...] = ()
+
+
+@dataclass(frozen=True)
 class Plan:
     """A graph that is ready to run.
 
     Attributes:
         inputs: Names, in their order.
         outputs: Names, in their order.
+        declared: What is known about each output before a run.
         captured: Tensors of the graphs around this one that it reads.
         constants: Initializers by name.
         steps: In the order in which they run.
@@ -59,6 +74,7 @@ class Plan:
 
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
+    declared: tuple[Declared, ...] = ()
     captured: tuple[str, ...] = ()
     constants: Mapping[str, Value] = field(default_factory=dict)
     steps: tuple[Step, ...] = ()
@@ -104,10 +120,18 @@ def plan_graph(graph: ir.Graph, settings: Settings) -> Plan:
     return Plan(
         _names(graph.inputs),
         outputs,
+        tuple(map(_declared, graph.outputs)),
         tuple(dict.fromkeys(name for name in read if name and name not in own)),
         {name: _constant(value) for name, value in graph.initializers.items()},
         tuple(_with_done(steps)),
     )
+
+
+def _declared(value: ir.Value) -> Declared:
+    kind = value.type.dtype if isinstance(value.type, ir.TensorType) else None
+    dims = () if value.shape is None else value.shape.dims
+    sizes = tuple(dim if isinstance(dim, int) else None for dim in dims)
+    return Declared(None if kind is None else element_type(kind), sizes)
 
 
 def _steps(graph: ir.Graph, settings: Settings) -> Iterator[Step]:
@@ -163,11 +187,20 @@ def _clipped(run: Function, clips: Sequence[tuple[float, float]]) -> Function:
     return clipped
 
 
+_UNDECLARED = {
+    "LayerNormalization": ("", "LayerNormalization", 17),
+    "SimplifiedLayerNormalization": (MICROSOFT, "SimplifiedLayerNormalization", 1),
+}
+"""What onnxruntime's optimizer writes in ONNX's domain, whatever its version has."""
+
+
 def _kernel(domain: str, op_type: str, node: ir.Node, settings: Settings) -> Kernel:
     version = node.version or settings.opsets.get(node.domain, 1)
     if domain != node.domain:
         version = 1
     kernel = find_kernel(domain, op_type, version)
+    if kernel is None and not domain and op_type in _UNDECLARED:
+        kernel = find_kernel(*_UNDECLARED[op_type])
     if kernel is not None:
         return kernel
     named = f"{domain}::{op_type}" if domain else op_type
@@ -207,7 +240,7 @@ def _plain(attribute: ir.Attr) -> Any:
     """An attribute as numbers, strings, tuples of them, or arrays."""
     kinds = ir.AttributeType
     if attribute.type == kinds.TENSOR:
-        return attribute.as_tensor().numpy()
+        return _array(attribute.as_tensor())
     if attribute.type in (kinds.INTS, kinds.FLOATS, kinds.STRINGS):
         return tuple(attribute.value)
     if attribute.type == kinds.TYPE_PROTO:
@@ -217,11 +250,17 @@ def _plain(attribute: ir.Attr) -> Any:
 
 def _constant(value: ir.Value) -> Value:
     assert value.const_value is not None, "a loaded model has all its weights"
-    array = value.const_value.numpy()
+    array = _array(value.const_value)
     if array.flags.writeable:
         array = array.view()
         array.flags.writeable = False  # shared by all runs
     return array
+
+
+def _array(tensor: ir.TensorProtocol) -> Array:
+    """The elements; strings as str, which are bytes in a file."""
+    array = tensor.numpy()
+    return as_text(array) if is_text(array) else array
 
 
 def _reads(step: Step) -> Iterator[str]:

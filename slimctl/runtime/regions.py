@@ -18,14 +18,11 @@ from typing import TypeAlias
 
 import onnx_ir as ir
 
-from slimctl.runtime.registry import MICROSOFT
+from slimctl.runtime.registry import MICROSOFT, OWN
 
 _BYTES = (ir.DataType.UINT8, ir.DataType.INT8)
 _FOLDED = ("Relu", "Clip")
 """Between an operator and its QuantizeLinear: monotone, so that codes can be clipped instead."""
-
-OWN = "slimctl"
-"""Domain of integer operators that neither ONNX nor onnxruntime have."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +111,7 @@ def _operand(value: ir.Value) -> _Operand | None:
     codes, scale = node.inputs[0], node.inputs[1]
     assert codes is not None and scale is not None, "the checker wants them"
     blocked = node.attributes.get_int("block_size", 0)
-    if blocked or codes.dtype not in (*_BYTES, ir.DataType.INT32) or scale.dtype not in _SINGLE:
+    if blocked or _kind(codes) not in (*_BYTES, ir.DataType.INT32) or scale.dtype not in _SINGLE:
         return None
     zero_point = node.inputs[2] if len(node.inputs) > 2 else None
     return _Operand(codes, scale, zero_point, node.attributes.get_int("axis", 1))
@@ -123,13 +120,22 @@ def _operand(value: ir.Value) -> _Operand | None:
 _SINGLE = (ir.DataType.FLOAT, None)
 
 
+def _kind(codes: ir.Value) -> ir.DataType | None:
+    """Type of codes; where the model does not state it, that of their zero point."""
+    node = codes.producer()
+    if codes.dtype is not None or node is None:
+        return codes.dtype
+    if node.op_type == "QuantizeLinear" and len(node.inputs) > 2 and node.inputs[2] is not None:
+        return node.inputs[2].dtype
+    return ir.DataType.UINT8 if node.op_type == "QuantizeLinear" else None
+
+
 def _output(quantize: ir.Node) -> _Operand | None:
     """The scale and zero point of a QuantizeLinear to 8 bits per tensor."""
     codes, scale = quantize.outputs[0], quantize.inputs[1]
     zero_point = quantize.inputs[2] if len(quantize.inputs) > 2 else None
-    kind = codes.dtype if zero_point is None else zero_point.dtype
     assert scale is not None, "the checker wants it"
-    if zero_point is None or kind not in _BYTES or not _is_scalar(scale):
+    if zero_point is None or _kind(codes) not in _BYTES or not _is_scalar(scale):
         return None
     return _Operand(codes, scale, zero_point)
 
@@ -180,7 +186,7 @@ def _of(operand: _Operand) -> list[ir.Value | None]:
 
 
 def _are_bytes(operands: list[_Operand]) -> bool:
-    return all(operand.codes.dtype in _BYTES for operand in operands)
+    return all(_kind(operand.codes) in _BYTES for operand in operands)
 
 
 def _convolution(node: ir.Node, operands: list[_Operand], output: _Operand | None) -> _Call | None:
@@ -261,14 +267,20 @@ def _concat(node: ir.Node, operands: list[_Operand], output: _Operand | None) ->
     return _Call("QLinearConcat", MICROSOFT, inputs, node.attributes)
 
 
-def _unary(op_type: str) -> _Form:
+def _unary(op_type: str, domain: str = MICROSOFT) -> _Form:
     def form(node: ir.Node, operands: list[_Operand], output: _Operand | None) -> _Call | None:
         if output is None or not _per_tensor(operands):
             return None
         inputs = [*_of(operands[0]), output.scale, output.zero_point]
-        return _Call(op_type, MICROSOFT, inputs, node.attributes)
+        return _Call(op_type, domain, inputs, node.attributes)
 
     return form
+
+
+def _max_pool(node: ir.Node, operands: list[_Operand], output: _Operand | None) -> _Call | None:
+    if len(node.outputs) > 1:
+        return None  # somebody wants to know where the largest values are
+    return _unary("QLinearMaxPool", OWN)(node, operands, output)
 
 
 def _average_pool(node: ir.Node, operands: list[_Operand], output: _Operand | None) -> _Call | None:
@@ -286,6 +298,7 @@ _FORMS: dict[str, _Form] = {
     "Mul": _pairwise("QLinearMul"),
     "Concat": _concat,
     "AveragePool": _average_pool,
+    "MaxPool": _max_pool,
     "GlobalAveragePool": _unary("QLinearGlobalAveragePool"),
     "Sigmoid": _unary("QLinearSigmoid"),
     "LeakyRelu": _unary("QLinearLeakyRelu"),

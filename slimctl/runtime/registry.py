@@ -34,6 +34,9 @@ _F = TypeVar("_F", bound=Function)
 MICROSOFT = "com.microsoft"
 """The domain of onnxruntime's own operators."""
 
+OWN = "slimctl"
+"""The domain of integer operators that neither ONNX nor onnxruntime have."""
+
 OUTPUTS = "outputs"
 """Keyword-only parameter of functions that must know how many outputs the node has."""
 

@@ -1,10 +1,14 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 
 from slimctl.core.errors import GateFailedError
+from slimctl.evaluate.replay import NodeTotals, Replay
+from slimctl.evaluate.verification import Judgment, Verdict, Verification
+from slimctl.graph.session import CPU, Level
 from slimctl.recipe.gates import Evidence, GateResult, gate_error, judge
 from slimctl.recipe.schema import (
     AccuracyGate,
@@ -13,6 +17,7 @@ from slimctl.recipe.schema import (
     PlacementGate,
     SizeGate,
     SqnrGate,
+    VerifyGate,
 )
 
 
@@ -92,6 +97,79 @@ def test_what_cannot_be_measured_has_not_passed(gates: Gates) -> None:
     assert not result.passed
     assert result.found is None
     assert "cannot be judged" in result.message
+
+
+def found_inside(*, wrong: tuple[str, ...] = (), steps: tuple[int, ...] = ()) -> Verification:
+    """What a verification found: nodes that are wrong, and the steps at nodes conv0, conv1, ..."""
+    nodes = tuple(
+        NodeTotals(f"conv{place}", "QLinearConv", "t", is_codes=True, elements=9, steps=most)
+        for place, most in enumerate(steps)
+    )
+    faults = tuple(Judgment(name, "Conv", "t", Verdict.MODEL, "its bias is off") for name in wrong)
+    tie = Judgment("tie", "Conv", "t", Verdict.TIE, "ties", Level.ALL, 1.0)
+    return Verification(4, (Replay(Level.ALL, CPU, "exact", nodes),), (), (*faults, tie), {})
+
+
+def by_name(gate: VerifyGate, **evidence: Any) -> dict[str, GateResult]:
+    judged = judge(Gates(verify=gate), Evidence(size_ratio=0.5, **evidence))
+    return {result.gate.removeprefix("verify."): result for result in judged}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "bound", "passed"),
+    [((), 0, True), (("a",), 0, False), (("a", "a"), 1, True), (("a", "b"), 1, False)],
+)
+def test_verify_counts_wrong_nodes_and_names_the_first(
+    wrong: tuple[str, ...], bound: int, passed: bool
+) -> None:
+    inside = found_inside(wrong=wrong)
+    result = by_name(VerifyGate(max_faults=bound), verification=inside)["max_faults"]
+    assert (result.passed, result.found) == (passed, len(set(wrong)))
+    assert ("first 'a': its bias is off" in result.message) is bool(wrong)
+    assert result.repeatable
+
+
+@pytest.mark.parametrize(("bound", "passed"), [(1, False), (2, False), (3, True)])
+def test_verify_names_the_node_with_the_most_steps(bound: int, passed: bool) -> None:
+    inside = found_inside(steps=(0, 3, 1))
+    gate = VerifyGate(max_step_difference=bound)
+    result = by_name(gate, verification=inside)["max_step_difference"]
+    assert (result.passed, result.found) == (passed, 3)
+    assert "differ by 3 steps at node 'conv1' (QLinearConv)" in result.message
+    assert not result.repeatable
+
+
+def test_verify_names_the_worst_output() -> None:
+    outputs = {"boxes": 30.0, "scores": 19.5}
+    result = by_name(VerifyGate(min_sqnr=20), verification=found_inside(), outputs_db=outputs)
+    assert not result["min_sqnr"].passed
+    assert "19.50 dB at output 'scores'" in result["min_sqnr"].message
+    assert "0.50 dB too little" in result["min_sqnr"].message
+
+
+@pytest.mark.parametrize(("after", "passed"), [(0.97, True), (0.9699, False)])
+def test_verify_bounds_the_metric(after: float, passed: bool) -> None:
+    gate = VerifyGate(max_metric_drop=0.01)
+    result = by_name(gate, verification=found_inside(), **METRIC, metric_result=after)
+    assert result["max_metric_drop"].passed is passed
+
+
+def test_verify_judges_only_what_is_bounded() -> None:
+    assert list(by_name(VerifyGate(min_sqnr=1), verification=found_inside())) == [
+        *("max_faults", "min_sqnr")
+    ]
+
+
+def test_what_verify_cannot_measure_has_not_passed() -> None:
+    gate = VerifyGate(max_step_difference=99, min_sqnr=-300, max_metric_drop=1, max_faults=99)
+    results = by_name(gate).values()
+    assert len(results) == 4
+    assert not any(result.passed for result in results)
+    assert all("cannot be judged" in result.message for result in results)
+    float_model = by_name(gate, verification=found_inside())["max_step_difference"]
+    assert not float_model.passed
+    assert not float_model.repeatable
+    assert "no node of the result has quantized outputs" in float_model.message
 
 
 def test_gates_that_are_not_set_say_nothing() -> None:

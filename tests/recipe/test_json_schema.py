@@ -41,6 +41,15 @@ def test_options_come_from_the_class() -> None:
     assert options["additionalProperties"] is False
 
 
+def test_the_gate_verify_bounds_something() -> None:
+    gate = recipe_json_schema()["$defs"]["VerifyGate"]
+    assert gate["minProperties"] == 1
+    assert gate["additionalProperties"] is False
+    assert list(gate["properties"]) == [
+        *("max_step_difference", "min_sqnr", "max_metric_drop", "max_faults")
+    ]
+
+
 def test_every_reference_leads_somewhere() -> None:
     schema = recipe_json_schema()
     for reference in references(schema):

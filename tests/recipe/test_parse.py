@@ -58,7 +58,19 @@ HEAD = "version: 1\nname: a\n"
             HEAD + "steps: [tidy]\ngates:\n  carbon: {max_grams: 0}\n",
             5,
             "Unknown key 'carbon'",
-            "valid names: accuracy, latency, placement, size, sqnr",
+            "valid names: accuracy, latency, placement, size, sqnr, verify",
+        ),
+        (
+            HEAD + "steps: [tidy]\ngates:\n  verify: {}\n",
+            5,
+            "give at least one of max_step_difference, min_sqnr, max_metric_drop, max_faults",
+            "node by node",
+        ),
+        (
+            HEAD + "steps: [tidy]\ngates:\n  verify:\n    max_step_difference: -1\n",
+            6,
+            "'max_step_difference' is wrong",
+            "depends on the processor",
         ),
         (
             HEAD + "steps:\n  - tidy\n  - shrnk\n",
@@ -150,6 +162,18 @@ def test_unknown_targets_name_the_line() -> None:
             "gates:\n  size: {max_ratio: 1}\n  accuracy: {max_drop: 0}\n",
             8,
             "Gate 'accuracy' needs labeled data and a metric",
+        ),
+        (
+            HEAD + "model: m.onnx\nsteps: [tidy]\ndata: {calibration: {source: c}}\n"
+            "gates:\n  verify: {max_faults: 0}\n",
+            7,
+            "Gate 'verify' needs evaluation data",
+        ),
+        (
+            HEAD + "model: m.onnx\nsteps: [tidy]\ndata: {evaluation: {source: v}}\n"
+            "gates:\n  verify:\n    max_metric_drop: 0\n",
+            8,
+            "A bound on the metric needs a metric",
         ),
     ],
 )

@@ -85,7 +85,7 @@ data:
   evaluation: {source: val.npz, metric: top1}
 steps:
   - shrink: {grid: 0.5}
-gates: {size: {max_ratio: 2}, latency: {min_speedup: 1}}
+gates: {size: {max_ratio: 2}, latency: {min_speedup: 1}, verify: {min_sqnr: 9}}
 output: {store: artifacts}
 """
 

@@ -1,17 +1,30 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
+from typing import Any, ClassVar
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 import yaml
 
-from slimctl.core.errors import GateFailedError, OutputError, RecipeError, SampleError
+from slimctl.core import registry
+from slimctl.core.contract import Context, Effect, Pass, PassReport
+from slimctl.core.errors import (
+    GateFailedError,
+    OutputError,
+    RecipeError,
+    SampleError,
+    UnsupportedModelError,
+)
 from slimctl.core.registry import find_pass
 from slimctl.evaluate.metrics import Similarity
+from slimctl.evaluate.verification import verify_model
 from slimctl.graph.session import open_session, run
 from slimctl.pipeline.artifact import read_artifact
 from slimctl.recipe.resolve import lock
@@ -138,6 +151,106 @@ def test_the_latency_gate_is_measured_and_not_hashed(write_recipe: WriteRecipe) 
     assert "latency" not in [gate.gate for gate in result.manifest.results.gates]
     assert result.manifest.run.latency is not None
     assert result.manifest.run.latency["original"]["p50_ms"] > 0
+
+
+QUANTIZED = """\
+version: 1
+name: result
+model: model.onnx
+data:
+  calibration: {source: calib.npz}
+  evaluation: {source: calib.npz, metric: top1, batch_size: 3}
+steps:
+  - quantize-static: {calibration: minmax, min_sqnr: 0}
+gates:
+  verify: {max_step_difference: 1, min_sqnr: 10, max_metric_drop: 0.5}
+output: {store: artifacts}
+"""
+
+
+class Spoil(Pass):
+    """Reads codes with another scale than they were made with."""
+
+    name: ClassVar[str] = "spoil"
+    summary: ClassVar[str] = "Doubles a scale"
+    effect: ClassVar[Effect] = Effect.APPROXIMATE
+
+    def apply(self, model: ir.Model, context: Context) -> PassReport:
+        restorer = next(use.node for n in model.graph if (use := _codes_read(n)) is not None)
+        scale = restorer.inputs[1]
+        assert scale is not None and scale.const_value is not None
+        doubled = ir.Tensor(2 * scale.const_value.numpy(), name="doubled")
+        value = ir.Value(name="doubled", type=scale.type, shape=scale.shape, const_value=doubled)
+        model.graph.register_initializer(value)
+        restorer.replace_input_with(1, value)
+        return PassReport(changed={"scales": 1})
+
+
+def _codes_read(node: ir.Node) -> Any:
+    """The use of a QuantizeLinear's codes."""
+    return next(iter(node.outputs[0].uses()), None) if node.op_type == "QuantizeLinear" else None
+
+
+@pytest.fixture
+def spoil(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = ModuleType("passes_of_verify_tests")
+    module.Spoil = Spoil  # type: ignore[attr-defined]  # made here
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    entry = registry.Entry(f"{module.__name__}:Spoil", Spoil.summary)
+    monkeypatch.setitem(registry.BUILT_IN, Spoil.name, entry)
+
+
+def test_the_gate_verify_looks_inside(write_recipe: WriteRecipe) -> None:
+    result = run_recipe(write_recipe(QUANTIZED))
+    result.raise_for_gates()
+    names = [gate.gate.removeprefix("verify.") for gate in result.gates]
+    assert names == ["max_faults", "max_step_difference", "min_sqnr", "max_metric_drop"]
+    hashed = [gate.gate for gate in result.manifest.results.gates]
+    assert hashed == ["verify.max_faults", "verify.min_sqnr", "verify.max_metric_drop"]
+    assert [gate.gate for gate in result.manifest.run.gates] == ["verify.max_step_difference"]
+
+
+def test_the_gate_verify_names_the_wrong_node(write_recipe: WriteRecipe, spoil: None) -> None:
+    result = run_recipe(write_recipe(QUANTIZED.replace("gates:", "  - spoil\ngates:")))
+    faults = next(gate for gate in result.gates if gate.gate == "verify.max_faults")
+    assert not faults.passed
+    assert faults.found == 1
+    assert "DequantizeLinear" in faults.message
+    assert "codes are made with the scale" in faults.message
+    assert result.artifact is None
+    with pytest.raises(GateFailedError, match=r"verify\.max_faults"):
+        result.raise_for_gates()
+
+
+def test_the_gate_verify_looks_at_few_samples(
+    write_recipe: WriteRecipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[int] = []
+
+    def watching(model: Any, samples: Any, **options: Any) -> Any:
+        seen.extend(len(feeds["x"]) for feeds in samples)
+        return verify_model(model, samples, **options)
+
+    monkeypatch.setattr("slimctl.recipe.measure.verify_model", watching)
+    run_recipe(write_recipe(QUANTIZED))
+    assert seen == [3, 1]
+
+
+def test_an_operator_that_cannot_be_verified_is_named_before_any_work(
+    write_recipe: WriteRecipe, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = onnx.load(folder / "model.onnx")
+    model.opset_import.append(onnx.helper.make_opsetid("com.microsoft", 1))
+    model.graph.node[0].output[0] = "raw"
+    model.graph.node.append(
+        onnx.helper.make_node("Inverse", ["raw"], ["scores"], name="odd", domain="com.microsoft")
+    )
+    onnx.save(model, folder / "model.onnx")
+    monkeypatch.setattr("slimctl.recipe.run.run_steps", None)
+    with pytest.raises(UnsupportedModelError, match="Inverse") as caught:
+        run_recipe(write_recipe(QUANTIZED))
+    assert "odd" in caught.value.where
+    assert not (folder / "artifacts" / "result").exists()
 
 
 def test_each_step_has_its_own_metric_and_sqnr(write_recipe: WriteRecipe) -> None:

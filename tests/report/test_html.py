@@ -1,11 +1,11 @@
 from __future__ import annotations
 
-from html.parser import HTMLParser
 from typing import Any
 
 import pytest
 
 from slimctl.report.html import render
+from tests.report.reader import read
 
 EVIL = "<script>alert('x')</script>&\""
 
@@ -62,40 +62,6 @@ def document(**changes: Any) -> dict[str, Any]:
         },
         **changes,
     }
-
-
-class Reader(HTMLParser):
-    """Collects text, tags and whether every tag is closed."""
-
-    VOID = frozenset({"meta", "br"})
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.tags: set[str] = set()
-        self.attributes: list[tuple[str, str | None]] = []
-        self.text = ""
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.add(tag)
-        self.attributes += attrs
-        if tag not in self.VOID:
-            self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        if "style" not in self.open:
-            self.text += data
-
-
-def read(text: str) -> Reader:
-    reader = Reader()
-    reader.feed(text)
-    reader.close()
-    assert reader.open == []
-    return reader
 
 
 def test_everything_that_comes_from_outside_is_escaped() -> None:

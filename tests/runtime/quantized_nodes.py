@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from onnx import helper
 
 from slimctl.graph._normalize import normalize
-from slimctl.graph.session import Level, open_session, run
+from slimctl.graph.session import Level, Products, open_session, run
 from slimctl.runtime.device import host_device
 from slimctl.runtime.session import Runtime
 
@@ -48,7 +48,21 @@ def draw_zero(draw: Any, kind: str, size: int = 0) -> np.ndarray:
     return np.array(values if size else values[0], kind)
 
 
-def compare(
+def compare(op_type: str, inputs: list[np.ndarray | None], kinds: list[str], **how: Any) -> None:
+    """Runs one node in both runtimes; results must be the same, or a known difference.
+
+    Args:
+        op_type: The operator.
+        inputs: Its inputs; None for those left out.
+        kinds: Types of its outputs.
+        how: As for :func:`both`.
+    """
+    found, expected, exact = both(op_type, inputs, kinds, **how)
+    for one, other in zip(found, expected, strict=True):
+        _check(op_type, one, other, exact)
+
+
+def both(
     op_type: str,
     inputs: list[np.ndarray | None],
     kinds: list[str],
@@ -58,8 +72,10 @@ def compare(
     constants: Collection[int] = (),
     attributes: dict[str, Any] | None = None,
     **more: Any,
-) -> None:
-    """Runs one node in both runtimes; results must be the same, or a known difference.
+) -> tuple[list[Any], list[Any], Any]:
+    """What one node makes in the built-in runtime and in onnxruntime, and what was rounded.
+
+    onnxruntime has one thread: some operators give each thread a range of its own.
 
     Args:
         op_type: The operator.
@@ -79,11 +95,12 @@ def compare(
     given = {f"in{i}": array for i, array in enumerate(inputs) if array is not None}
     weights = {name: given.pop(name) for name in [f"in{i}" for i in constants]}
     model = _model(node, given, weights, dict(zip(outputs, kinds, strict=True)), opset)
-    expected = run(open_session(model, level=Level.DISABLED), given)
+    session = open_session(model, level=Level.DISABLED, threads=1, products=Products.NATIVE)
+    expected = run(session, given)
     ours = Runtime(model, device=host_device(), tracing=True)
     found = ours.run(given)
-    for name in outputs:
-        _check(op_type, found[name], expected[name], ours.plan.steps[-1].engine.exact)
+    exact = ours.plan.steps[-1].engine.exact
+    return [found[name] for name in outputs], [expected[name] for name in outputs], exact
 
 
 def _check(op_type: str, found: Any, expected: Any, exact: Any) -> None:
@@ -123,6 +140,54 @@ def _model(
         [onnx.numpy_helper.from_array(array, name) for name, array in weights.items()],
     )
     imports = [helper.make_opsetid("", opset), helper.make_opsetid("com.microsoft", 1)]
+    model = ir.serde.deserialize_model(
+        helper.make_model(graph, opset_imports=imports, ir_version=9)
+    )
+    normalize(model)
+    return model
+
+
+def region(
+    op_type: str,
+    x: list[np.ndarray],
+    weights: list[list[np.ndarray]],
+    output: list[np.ndarray],
+    *,
+    axis: int = 0,
+    **attributes: Any,
+) -> ir.Model:
+    """An operator between Q/DQ nodes; its input is ``codes``, its output ``y``.
+
+    Args:
+        op_type: The operator.
+        x: Codes, scale and zero point of what it reads.
+        weights: The same for each of its constants.
+        output: Scale and zero point.
+        axis: Of the weights' scales; that of the first axis for a bias.
+        attributes: Of the node.
+    """
+    arrays = {"xs": x[1], "xz": x[2], "ys": output[0], "yz": output[1]}
+    nodes = [helper.make_node("DequantizeLinear", ["codes", "xs", "xz"], ["x"], "dq x")]
+    names = ["x"]
+    for i, triple in enumerate(weights):
+        inputs = [f"{part}{i}" for part in ("w", "s", "z")]
+        arrays |= dict(zip(inputs, triple, strict=True))
+        along = axis if triple[0].ndim > 1 else 0
+        nodes.append(
+            helper.make_node("DequantizeLinear", inputs, [f"w{i}f"], f"dq {i}", axis=along)
+        )
+        names.append(f"w{i}f")
+    nodes.append(helper.make_node(op_type, names, ["float"], "core", **attributes))
+    nodes.append(helper.make_node("QuantizeLinear", ["float", "ys", "yz"], ["q"], "q"))
+    nodes.append(helper.make_node("DequantizeLinear", ["q", "ys", "yz"], ["y"], "dq y"))
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [_info("codes", x[0].dtype, x[0].shape)],
+        [_info("y", np.dtype("float32"), None)],
+        [onnx.numpy_helper.from_array(array, name) for name, array in arrays.items()],
+    )
+    imports = [helper.make_opsetid("", 17)]
     model = ir.serde.deserialize_model(
         helper.make_model(graph, opset_imports=imports, ir_version=9)
     )

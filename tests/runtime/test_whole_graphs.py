@@ -16,7 +16,7 @@ from slimctl.core.contract import Feeds
 from slimctl.core.errors import PassFailedError, SampleError
 from slimctl.evaluate.replay import replay
 from slimctl.graph.load import load_model
-from slimctl.graph.session import Level, open_session, run
+from slimctl.graph.session import Level, Products, open_session, run
 from slimctl.passes.quantize import Quantize
 from slimctl.runtime.device import host_device
 from slimctl.runtime.session import Runtime
@@ -70,7 +70,8 @@ def assert_same(path: Path, samples: list[Feeds], levels: Sequence[Level] = _LEV
 
 
 def _assert_close(model: ir.Model, samples: list[Feeds], level: Level) -> None:
-    ours, session = Runtime(model, device=host_device()), open_session(model, level=level)
+    ours = Runtime(model, device=host_device())
+    session = open_session(model, level=level, products=Products.NATIVE)
     for feeds in samples:
         found = ours.run(feeds)
         for name, expected in run(session, feeds).items():

@@ -29,7 +29,7 @@ def constant(
     if sparse_value is not None:
         raise ValueError("sparse constants are not supported")
     if value is not None:
-        return as_text(value) if is_text(value) else value
+        return value
     given = (
         (value_float, np.float32),
         (value_floats, np.float32),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from slimctl.runtime.attend import (
@@ -12,7 +14,9 @@ from slimctl.runtime.attend import (
     weighted_values,
     within_reach,
 )
+from slimctl.runtime.engine import Engine
 from slimctl.runtime.floats import in_float32
+from slimctl.runtime.kernels.qlinear_matmul import matmul_integer_to_float
 from slimctl.runtime.registry import MICROSOFT, Array, operator
 
 _FILTER = -10000.0
@@ -53,11 +57,66 @@ def attention(
         projected += bias
     parts = np.split(projected, np.cumsum(sizes[:2]), axis=2)
     q, k, v = (split_heads(part, num_heads) for part in parts)
+    masks = _Masks(mask_index, attention_bias, mask_filter_value, bool(unidirectional))
+    return _attended(q, k, v, past, masks, scale)
+
+
+@operator("QAttention", since=1, domain=MICROSOFT)
+def quantized_attention(
+    input: Array,
+    weight: Array,
+    bias: Array,
+    input_scale: Array,
+    weight_scale: Array,
+    mask_index: Array | None = None,
+    input_zero_point: Array | None = None,
+    weight_zero_point: Array | None = None,
+    past: Array | None = None,
+    *,
+    do_rotary: int | None = None,
+    mask_filter_value: float | None = None,
+    num_heads: int,
+    past_present_share_buffer: int | None = None,
+    scale: float | None = None,
+    unidirectional: int = 0,
+    engine: Engine,
+) -> tuple[Array, Array | None]:
+    """Attention whose projections are products of codes; the rest is computed in floats."""
+    if do_rotary or past_present_share_buffer:
+        raise ValueError("rotations and shared buffers of past and present are not supported")
+    projected = matmul_integer_to_float(
+        input,
+        weight,
+        input_scale,
+        weight_scale,
+        input_zero_point,
+        weight_zero_point,
+        bias,
+        engine=engine,
+    )
+    q, k, v = (split_heads(part, num_heads) for part in np.split(projected, 3, axis=2))
+    masks = _Masks(mask_index, None, mask_filter_value, bool(unidirectional))
+    return _attended(q, k, v, past, masks, scale)
+
+
+class _Masks(NamedTuple):
+    """What keeps queries from seeing keys; see the schema of Attention."""
+
+    keys: Array | None
+    bias: Array | None
+    filter_value: float | None
+    unidirectional: bool
+
+
+def _attended(
+    q: Array, k: Array, v: Array, past: Array | None, masks: _Masks, scale: float | None
+) -> tuple[Array, Array | None]:
+    """Values by attention, [batch, sequence, heads * size], and all keys and values."""
     if past is not None:
         k, v = np.concatenate((past[0], k), axis=2), np.concatenate((past[1], v), axis=2)
     scores = scores_of(q, k, scale)
-    scores = _biased(scores, mask_index, attention_bias, mask_filter_value)
-    if unidirectional:
+    scores = _biased(scores, masks.keys, masks.bias, masks.filter_value)
+    if masks.unidirectional:
         scores = _without_later(scores, past)
     y = merge_heads(weighted_values(softmax_rows(scores), v))
     return y, np.stack((k, v)) if k.shape == v.shape else None

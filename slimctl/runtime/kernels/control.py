@@ -10,6 +10,7 @@ import numpy as np
 from slimctl.runtime.registry import Array, Value, operator
 
 if TYPE_CHECKING:
+    from slimctl.runtime.plan import Declared
     from slimctl.runtime.session import Body
 
 
@@ -37,16 +38,22 @@ def loop(
         going = outputs[0].item()
         carried = outputs[1 : 1 + len(v_initial)]
         given.append(outputs[1 + len(v_initial) :])
-    kinds = len(body.plan.outputs) - 1 - len(v_initial)
-    return (*carried, *(_stacked([step[kind] for step in given]) for kind in range(kinds)))
+    declared = body.plan.declared[1 + len(v_initial) :]
+    stacked = (_stacked([step[i] for step in given], known) for i, known in enumerate(declared))
+    return (*carried, *stacked)
 
 
-def _stacked(values: Sequence[Array], axis: int = 0) -> Array:
+def _stacked(values: Sequence[Array], declared: Declared, axis: int = 0) -> Array:
     """Values of all steps along a new axis.
 
-    Without a step neither shape nor type can be known from values: float32 of the shape [0].
+    Without a step it is what the body declares; axes of unknown sizes then have no element, as in
+    onnxruntime.
     """
-    return np.stack(values, axis) if values else np.zeros(0, np.float32)
+    if values:
+        return np.stack(values, axis)
+    sizes = [size or 0 for size in declared.sizes]
+    sizes.insert(axis % (len(sizes) + 1), 0)
+    return np.zeros(sizes, declared.kind or np.float32)
 
 
 @operator("Scan", since=9)
@@ -66,7 +73,9 @@ def scan(
     turned = [np.moveaxis(x, axis, 0) for x, axis in zip(scanned, axes, strict=True)]
     states, given = _scanned(body, states, _directed(turned, scan_input_directions))
     axes = scan_output_axes or (0,) * len(given)
-    stacked = [_stacked(steps, axis) for steps, axis in zip(given, axes, strict=True)]
+    declared = body.plan.declared[len(states) :]
+    parts = zip(given, declared, axes, strict=True)
+    stacked = [_stacked(steps, known, axis) for steps, known, axis in parts]
     return (*states, *_directed(stacked, scan_output_directions, axes))
 
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from slimctl.numerics.affine import dequantize
 from slimctl.runtime.engine import Engine
+from slimctl.runtime.kernels.pooling import max_pool
+from slimctl.runtime.kernels.qlinear_elementwise import requantized_codes
 from slimctl.runtime.kernels.quantize import quantize_linear
-from slimctl.runtime.registry import MICROSOFT, Array, operator
+from slimctl.runtime.registry import MICROSOFT, OWN, Array, operator
 from slimctl.runtime.windows import Windows, padded, place_windows, window_view
 
 
@@ -158,3 +161,21 @@ def qlinear_softmax(
     shares = (powers / powers.sum(axis=along, keepdims=True)).reshape(x.shape)
     codes = quantize_linear(shares, y_scale.reshape(()), y_zero_point.reshape(()))
     return engine.counted(codes, None)
+
+
+@operator("QLinearMaxPool", since=1, domain=OWN)
+def qlinear_max_pool(
+    x: Array,
+    x_scale: Array,
+    x_zero_point: Array | None,
+    y_scale: Array,
+    y_zero_point: Array,
+    *,
+    engine: Engine,
+    **windows: Any,
+) -> Array:
+    """The Q/DQ region around a MaxPool: quantization is monotone, so codes are compared."""
+    codes = max_pool(x, outputs=1, **windows)
+    return engine.counted(
+        requantized_codes(codes, x_zero_point, x_scale, y_scale, y_zero_point), channel_axis=1
+    )

@@ -14,11 +14,11 @@ from onnxruntime.capi import onnxruntime_pybind11_state as state
 
 from slimctl.runtime.kernels.contrib_bits import gather_block_quantized, matmul_n_bits
 from slimctl.runtime.kernels.contrib_normalization import simplified_layer_normalization
-from slimctl.runtime.registry import MICROSOFT, Kernel, registered
+from slimctl.runtime.registry import ENGINE, MICROSOFT, Kernel, registered
 from tests.runtime.kernels.one_node import Inputs, assert_agrees, assert_close, theirs
 
 _RNG = np.random.default_rng(17)
-_FAMILIES = ("attention", "bits", "decoder", "fused", "normalization")
+_FAMILIES = ("attention", "bits", "decoder", "fused", "nhwc", "normalization", "recurrent")
 _OURS = {f"slimctl.runtime.kernels.contrib_{family}" for family in _FAMILIES}
 _KERNELS = [kernel for kernel in registered() if kernel.run.__module__ in _OURS]
 _COMMON: dict[str, Any] = {"opset": 21, "domain": MICROSOFT}
@@ -55,7 +55,7 @@ def test_signatures_are_those_of_onnxruntime(kernel: Kernel) -> None:
     optional = state.schemadef.OpSchema.FormalParameterOption.Optional
     needed = [i.name.lower() for i in schema.inputs if i.option != optional]
     assert [p.name for p in inputs if p.default is p.empty and "None" not in p.annotation] == needed
-    found = {p.name: p.default for p in parameters if p.kind == p.KEYWORD_ONLY}
+    found = {p.name: p.default for p in parameters if p.kind == p.KEYWORD_ONLY and p.name != ENGINE}
     expected = {name.lower(): _default(a) for name, a in schema.attributes.items()}
     assert found.keys() == expected.keys()
     for name, value in expected.items():
