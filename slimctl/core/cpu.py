@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 
 _FEATURES = (
@@ -45,3 +47,15 @@ def read_cpuinfo() -> str:
         return Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
+
+
+@cache
+def products_saturate() -> bool:
+    """Whether this processor adds pairs of uint8 x int8 products in 16 bits: x86 without VNNI.
+
+    False where nothing is known about it.
+    """
+    features = cpu_features(read_cpuinfo())
+    if platform.machine() not in ("x86_64", "AMD64") or features is None:
+        return False
+    return not has_dot_products(features)

@@ -13,11 +13,13 @@ import numpy as np
 import onnx_ir as ir
 
 from slimctl.core.contract import Feeds
+from slimctl.core.cpu import products_saturate
 from slimctl.core.errors import ModelExecutionError, UnsupportedModelError
 from slimctl.graph._ort_errors import translated
 from slimctl.graph.bodies import expose, observable_graphs
 from slimctl.graph.edit import NameScope, clone_model, remove_dead, used_values
-from slimctl.graph.load import detach, quiet_onnx_ir
+from slimctl.graph.exact_products import with_exact_products
+from slimctl.graph.load import detach, load_model, quiet_onnx_ir
 from slimctl.graph.opset import default_opset, raise_opset
 from slimctl.graph.save import (
     EXTERNAL_THRESHOLD,
@@ -52,12 +54,9 @@ class Products(StrEnum):
     """How x86 processors without VNNI multiply uint8 codes by int8 weights; others are exact."""
 
     EXACT = "exact"
-    """Sums of products are exact, and slower: what is measured does not depend on the machine."""
+    """As others: int8 weights become uint8, so that what is measured is the same everywhere."""
     NATIVE = "native"
-    """What onnxruntime does by itself: pairs of products saturate at 16 bits there."""
-
-
-_PRECISION = "session.x64quantprecision"  # "1" asks for exact sums
+    """As they are written: pairs of products saturate at 16 bits there."""
 
 
 def installed_providers() -> list[str]:
@@ -136,9 +135,22 @@ def open_session(
     """
     options = _options(level, threads)
     options.enable_mem_pattern = memory_pattern
-    if products is Products.EXACT:
-        options.add_session_config_entry(_PRECISION, "1")
+    if products is Products.EXACT and products_saturate():
+        model = _exact(model)
+        options.add_session_config_entry(_KEEP_INT8, "1")
     return _open(model, options, provider)
+
+
+_KEEP_INT8 = "session.qdqisint8allowed"
+"""On x86 onnxruntime makes int8 activations between Q/DQ pairs uint8, whose products with int8
+weights saturate; those of int8 and int8 are exact."""
+
+
+def _exact(model: ir.Model | Path) -> ir.Model | Path:
+    """The same with exact products; the file itself where it has them already."""
+    if isinstance(model, Path):
+        return with_exact_products(load_model(model)) or model
+    return with_exact_products(model) or model
 
 
 def _options(level: Level, threads: int) -> ort.SessionOptions:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -10,7 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from slimctl.core.cpu import cpu_features, has_dot_products, read_cpuinfo
+from slimctl.core.cpu import products_saturate
 from slimctl.core.errors import OptionError, nearest
 from slimctl.numerics.integer import Round, half_away
 
@@ -142,7 +141,4 @@ def host_device() -> Device:
     Where nothing is known about the processor, that is exact arithmetic: all but x86 processors
     without VNNI have it.
     """
-    features = cpu_features(read_cpuinfo())
-    if platform.machine() not in ("x86_64", "AMD64") or features is None:
-        return EXACT
-    return EXACT if has_dot_products(features) else DEVICES["x86-avx2"]
+    return DEVICES["x86-avx2"] if products_saturate() else EXACT

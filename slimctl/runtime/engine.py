@@ -59,12 +59,14 @@ class Engine:
         device: Whose arithmetic it is.
         counts: What was counted; None where nobody asked.
         tracing: Whether the values that were last rounded are kept.
+        in_region: Whether the operator stands for Q/DQ nodes.
         exact: Those values in steps of the output, without its zero point; None before.
     """
 
     device: Device = EXACT
     counts: Counts | None = None
     tracing: bool = False
+    in_region: bool = False
     exact: Array | None = field(default=None, repr=False)
     _memo: dict[str, tuple[tuple[Any, ...], Any]] = field(default_factory=dict, repr=False)
     _parts: dict[str, Engine] = field(default_factory=dict, repr=False)
@@ -119,6 +121,15 @@ class Engine:
         if self.counts is not None:
             self.counts.add_device(exact, found)
         return found
+
+    def seen(self, codes: Array, zero_point: Array) -> tuple[Array, Array]:
+        """Codes and zero point as a device's matrix kernel gets them.
+
+        On x86 onnxruntime makes int8 activations between Q/DQ pairs uint8 (QDQS8ToU8Transformer).
+        """
+        if not self.in_region or codes.dtype != np.int8:
+            return codes, zero_point
+        return codes.view(np.uint8) ^ np.uint8(128), zero_point.view(np.uint8) ^ np.uint8(128)
 
     def sums(self, summed: Summed) -> NDArray[np.int32]:
         """Accumulators as int32."""

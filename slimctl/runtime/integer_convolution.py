@@ -66,11 +66,13 @@ def convolve_codes(layer: Convolution, engine: Engine) -> Summed:
     values = centered(layer.x, layer.x_zero.reshape(()))
     sums = _summed(values, weights, layer.windows, layer.group, step)
 
+    x, x_zero = engine.seen(layer.x, layer.x_zero)
+
     def again(device: Sums) -> Array:
-        return _device_sums(layer, device)
+        return _device_sums(layer._replace(x=x, x_zero=x_zero), device)
 
     depthwise = w.shape[1] == 1 and w.shape[0] == layer.group
-    return Summed(sums, reduction.bound, again, are_mixed(layer.x, w), depthwise)
+    return Summed(sums, reduction.bound, again, are_mixed(x, w), depthwise)
 
 
 def _channel_parts(weights: Array, bound: int, *, constant: bool) -> tuple[Reduction, int]:

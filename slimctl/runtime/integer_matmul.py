@@ -50,10 +50,12 @@ def multiply(
     left = centered(a, a_zero)
     product = exact_product(*_as_matrices(left, values), reduction.parts)
 
-    def again(sums: Sums) -> Array:
-        return stacked_sums(a, b, a_zero, b_zero, sums)
+    seen, seen_zero = engine.seen(a, a_zero)
 
-    return Summed(_as_product(product, a, b), reduction.bound, again, are_mixed(a, b))
+    def again(sums: Sums) -> Array:
+        return stacked_sums(seen, b, seen_zero, b_zero, sums)
+
+    return Summed(_as_product(product, a, b), reduction.bound, again, are_mixed(seen, b))
 
 
 def are_mixed(codes: Array, weights: Array) -> bool:

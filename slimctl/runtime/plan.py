@@ -98,9 +98,9 @@ class Settings:
     counting: bool = False
     tracing: bool = False
 
-    def engine(self) -> Engine:
+    def engine(self, *, in_region: bool = False) -> Engine:
         """A new step's arithmetic."""
-        return Engine(self.device, Counts() if self.counting else None, self.tracing)
+        return Engine(self.device, Counts() if self.counting else None, self.tracing, in_region)
 
 
 def plan_graph(graph: ir.Graph, settings: Settings) -> Plan:
@@ -170,7 +170,7 @@ def _region_step(region: Region, settings: Settings) -> Step:
         _names([region.output]),
         _attributes(region.attributes),
         {},
-        settings.engine(),
+        settings.engine(in_region=True),
     )
 
 
