@@ -166,6 +166,8 @@ def _parting(found: Verification) -> Iterator[Block]:
         yield Warned(
             f"the runtimes part at node '{parting.node}' ({parting.verdict}): {parting.reason}"
         )
+        if parting.verdict == "saturation":
+            yield "`slimctl quantize --target cpu-avx2` makes models that such processors run exactly"
 
 
 def _judgments(found: Verification, *, verbose: bool) -> Iterator[Block]:
