@@ -12,6 +12,7 @@ from slimctl.graph.channels import (
     rules_movement,
     rules_recurrent,
     rules_reduce,
+    rules_reshape,
     rules_spatial,
 )
 from slimctl.graph.channels.rule import Rule
@@ -24,6 +25,7 @@ RULES: dict[str, Rule] = {
     **rules_indexed.RULES,
     **rules_linear.RULES,
     **rules_movement.RULES,
+    **rules_reshape.RULES,
     **rules_recurrent.RULES,
     **rules_reduce.RULES,
     **rules_spatial.RULES,
