@@ -21,6 +21,7 @@ from slimctl.graph.channels.site import Site
 from slimctl.graph.channels.table import key
 from slimctl.graph.channels.units import FIXED, Ids
 from slimctl.graph.edit import const_array
+from slimctl.graph.scaled import record_scaling
 
 _CHANNEL: Final = 1
 _WEIGHT: Final = 1
@@ -82,7 +83,16 @@ class Scaling:
             if any(np.any(scale != 1.0) for _, scale in scales):
                 _multiply(value, scales)
                 changed.extend(node for part in parts for node in part.nodes)
+        self._record(factors)
         return list(dict.fromkeys(changed))
+
+    def _record(self, factors: NDArray[np.float64]) -> None:
+        """Notes on every tensor what its channels were divided by."""
+        for value, axes in self.channels.tensors.items():
+            for axis, labels in axes.items():
+                scale = self._of(labels.ids, factors)
+                if value.producer() is not None and np.any(scale != 1.0):
+                    record_scaling(value, axis, 1.0 / scale)
 
     def _of(self, ids: Ids, factors: NDArray[np.float64]) -> NDArray[np.float64]:
         return np.where(ids == FIXED, 1.0, factors[self.channels.units.find(ids)])

@@ -13,6 +13,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from slimctl.graph.edit import NameScope, add_initializer, const_array, set_provenance
+from slimctl.graph.scaled import record_scaling
 from slimctl.passes._linear_samples import LinearLayer
 from slimctl.passes._smooth_inputs import SharedInput, by_weight
 
@@ -98,6 +99,8 @@ class Divider:
         node = value.producer()
         if node is None or node.graph is None:
             return False
+        if scale is not None:
+            record_scaling(value, 1 if shape.spatial else -1, scale)
         if node.op_type in _NORMALIZATIONS and not shape.spatial:
             return self._fold_normalization(node, shape, scale)
         if node.domain or node.op_type not in ("Add", "Div", "Mul"):

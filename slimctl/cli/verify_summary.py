@@ -167,7 +167,7 @@ def _parting(found: Verification) -> Iterator[Block]:
             f"the runtimes part at node '{parting.node}' ({parting.verdict}): {parting.reason}"
         )
         if parting.verdict == "saturation":
-            yield "`slimctl quantize --target cpu-avx2` makes models that such processors run exactly"
+            yield "such processors run what `slimctl quantize --target cpu-avx2` makes exactly"
 
 
 def _judgments(found: Verification, *, verbose: bool) -> Iterator[Block]:

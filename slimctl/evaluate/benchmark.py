@@ -99,9 +99,7 @@ class _Runner:
 
     def __init__(self, model: ir.Model | Path, feeds: Feeds, threads: int, level: Level) -> None:
         start = time.perf_counter()
-        self._session = open_session(
-            model, level=level, threads=threads, products=Products.NATIVE
-        )
+        self._session = open_session(model, level=level, threads=threads, products=Products.NATIVE)
         self.load = time.perf_counter() - start
         self._feeds = feeds
         run(self._session, feeds)  # reports what is wrong with the model or the inputs

@@ -23,6 +23,7 @@ from slimctl.evaluate.code_histogram import BINS, count_values
 from slimctl.evaluate.metrics import Similarity
 from slimctl.evaluate.replay import is_codes
 from slimctl.evaluate.weight_noise import weight_noise
+from slimctl.graph.scaled import recorded_scaling
 from slimctl.runtime.kernels.quantize import dequantize_linear, quantize_linear
 from slimctl.runtime.plan import Step
 from slimctl.runtime.registry import Value
@@ -40,6 +41,7 @@ class Coding(NamedTuple):
         scale: Of the codes.
         zero_point: Of the codes, None for 0.
         axis: Of channels, where there are several scales.
+        value: The real tensor; its record says what the reference's is multiplied with to be it.
     """
 
     tensor: str
@@ -49,14 +51,26 @@ class Coding(NamedTuple):
     scale: NDArray[Any]
     zero_point: NDArray[Any] | None
     axis: int
+    value: ir.Value | None = None
+
+    def factors(self, rank: int) -> NDArray[np.float32] | None:
+        """What passes multiplied channels with, broadcasting; None where they did not."""
+        return None if self.value is None else recorded_scaling(self.value, rank)
+
+    def meant(self, reference: NDArray[Any]) -> NDArray[Any]:
+        """The tensor that this one stands for, from the reference's."""
+        factors = self.factors(reference.ndim)
+        return reference if factors is None else reference * factors
 
     def quantized(self, real: NDArray[Any]) -> NDArray[Any]:
         """Codes of real values."""
         return quantize_linear(real, self.scale, self.zero_point, axis=self.axis)
 
-    def rounded(self, real: NDArray[Any]) -> NDArray[Any]:
-        """Real values as they are after quantizing."""
-        return self.restored(self.quantized(real)).astype(real.dtype)
+    def rounded(self, reference: NDArray[Any]) -> NDArray[Any]:
+        """The reference's tensor as it is after quantizing."""
+        restored = self.restored(self.quantized(self.meant(reference))).astype(reference.dtype)
+        factors = self.factors(reference.ndim)
+        return restored if factors is None else restored / factors
 
     def restored(self, codes: NDArray[Any]) -> NDArray[Any]:
         """Real values of codes."""
@@ -216,14 +230,15 @@ def _coding(codes: ir.Value, step: Step) -> Coding | None:
         tensor = None if real is None else real.name
     else:
         parameters = _output_parameters(node)
-        tensor = _restored_name(codes)
+        real = _restored(codes)
+        tensor = None if real is None else real.name
     arrays = [None if p is None or p.const_value is None else p.const_value for p in parameters]
     if not tensor or not arrays or arrays[0] is None or "block_size" in node.attributes:
         return None
     zero_point = arrays[1].numpy() if len(arrays) > 1 and arrays[1] is not None else None
     axis = node.attributes.get_int("axis", 1)
     named = (step.name, step.op_type)
-    return Coding(tensor, codes.name or "", *named, arrays[0].numpy(), zero_point, axis)
+    return Coding(tensor, codes.name or "", *named, arrays[0].numpy(), zero_point, axis, real)
 
 
 def _output_parameters(node: ir.Node) -> list[ir.Value | None]:
@@ -233,11 +248,11 @@ def _output_parameters(node: ir.Node) -> list[ir.Value | None]:
     return list(node.inputs[start : start + 2])
 
 
-def _restored_name(codes: ir.Value) -> str | None:
+def _restored(codes: ir.Value) -> ir.Value | None:
     """The real tensor that codes become, where a DequantizeLinear reads them."""
     readers = (use.node for use in codes.uses())
     restored = (node for node in readers if node.op_type == "DequantizeLinear")
-    return next((node.outputs[0].name for node in restored), None)
+    return next((node.outputs[0] for node in restored), None)
 
 
 def _run_rounded(
@@ -276,9 +291,11 @@ def _fed(
         if coding is None or np.shape(value) != np.shape(real[coding.tensor]):
             return value
         source = codings.get(step.inputs[0])
-        noise = None if source is None else weight_noise(step, real[source.tensor], constants)
-        totals[name].add(coding, best[coding.tensor], value, noise)
-        return coding.quantized(real[coding.tensor])
+        noise = None
+        if source is not None:
+            noise = weight_noise(step, source.meant(real[source.tensor]), constants)
+        totals[name].add(coding, coding.meant(best[coding.tensor]), value, noise)
+        return coding.quantized(coding.meant(real[coding.tensor]))
 
     return probe
 
@@ -292,7 +309,7 @@ def _free(
         del step
         coding = codings.get(name)
         if coding is not None and np.shape(value) == np.shape(real[coding.tensor]):
-            totals[name].total.update(real[coding.tensor], coding.restored(value))
+            totals[name].total.update(coding.meant(real[coding.tensor]), coding.restored(value))
         return value
 
     return probe
