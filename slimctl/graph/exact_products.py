@@ -69,6 +69,16 @@ def with_exact_products(model: ir.Model) -> ir.Model | None:
     return changed
 
 
+def has_int8_activations(model: ir.Model) -> bool:
+    """Whether activations are quantized to int8."""
+    for node in all_nodes(model):
+        if node.op_type == "QuantizeLinear" and const_array(node.inputs[0]) is None:
+            zero_point = node.inputs[2] if len(node.inputs) > 2 else None
+            if zero_point is not None and zero_point.dtype == _SIGNED:
+                return True
+    return False
+
+
 def _slots(node: ir.Node) -> list[_Slot]:
     """The int8 weights of a node that meet uint8 codes."""
     if node.op_type == "DequantizeLinear":

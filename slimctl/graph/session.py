@@ -18,7 +18,7 @@ from slimctl.core.errors import ModelExecutionError, UnsupportedModelError
 from slimctl.graph._ort_errors import translated
 from slimctl.graph.bodies import expose, observable_graphs
 from slimctl.graph.edit import NameScope, clone_model, remove_dead, used_values
-from slimctl.graph.exact_products import with_exact_products
+from slimctl.graph.exact_products import has_int8_activations, with_exact_products
 from slimctl.graph.load import detach, load_model, quiet_onnx_ir
 from slimctl.graph.opset import default_opset, raise_opset
 from slimctl.graph.save import (
@@ -136,8 +136,7 @@ def open_session(
     options = _options(level, threads)
     options.enable_mem_pattern = memory_pattern
     if products is Products.EXACT and products_saturate():
-        model = _exact(model)
-        options.add_session_config_entry(_KEEP_INT8, "1")
+        model = _exact(model, options)
     return _open(model, options, provider)
 
 
@@ -146,11 +145,12 @@ _KEEP_INT8 = "session.qdqisint8allowed"
 weights saturate; those of int8 and int8 are exact."""
 
 
-def _exact(model: ir.Model | Path) -> ir.Model | Path:
+def _exact(model: ir.Model | Path, options: ort.SessionOptions) -> ir.Model | Path:
     """The same with exact products; the file itself where it has them already."""
-    if isinstance(model, Path):
-        return with_exact_products(load_model(model)) or model
-    return with_exact_products(model) or model
+    read = load_model(model) if isinstance(model, Path) else model
+    if has_int8_activations(read):
+        options.add_session_config_entry(_KEEP_INT8, "1")
+    return with_exact_products(read) or model
 
 
 def _options(level: Level, threads: int) -> ort.SessionOptions:

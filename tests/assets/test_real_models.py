@@ -15,6 +15,7 @@ from benchmarks.samples import SAMPLES, Feeds, take
 from slimctl.passes.quantize import Quantize
 from slimctl.recipe.run import RunResult, run_passes
 from slimctl.recipe.schema import DataSpec
+from tests.exact import exact_session
 
 LEVELS = {
     "disabled": ort.GraphOptimizationLevel.ORT_DISABLE_ALL,
@@ -38,7 +39,7 @@ def outputs_of(
     """All values of each output over the batches, whatever their shapes."""
     options = ort.SessionOptions()
     options.graph_optimization_level = level
-    session = ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+    session = exact_session(path, options)
     names = [output.name for output in session.get_outputs()]
     runs = [session.run(names, feeds) for feeds in batches]
     return {

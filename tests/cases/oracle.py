@@ -18,6 +18,8 @@ import onnx
 import onnxruntime as ort
 from onnx import numpy_helper
 
+from tests.exact import exact_session
+
 HERE = Path(__file__).parent
 INTEGER_TYPES = {
     onnx.TensorProto.INT8,
@@ -143,7 +145,7 @@ def _session(path: Path, *, optimize: bool) -> ort.InferenceSession:
     options.intra_op_num_threads = 1
     if not optimize:
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    return exact_session(path, options)
 
 
 def _run(session: ort.InferenceSession, feeds: list[dict[str, np.ndarray]]) -> list[Arrays]:

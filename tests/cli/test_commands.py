@@ -16,12 +16,13 @@ from slimctl.cli import words
 from slimctl.cli.doctor_command import EXTRAS, suggested_target
 from slimctl.core.cpu import cpu_features
 from tests.cli.models import CHANNELS, CLASSES, classifier, images
+from tests.exact import exact_session
 
 ROOT = Path(__file__).parents[2]
 
 
 def outputs(path: Path, data: np.ndarray) -> np.ndarray:
-    return ort.InferenceSession(path.read_bytes()).run(None, {"image": data})[0]
+    return exact_session(path).run(None, {"image": data})[0]
 
 
 def parsed(ended) -> dict:

@@ -12,6 +12,7 @@ import onnxruntime as ort
 from onnx import TensorProto, numpy_helper
 
 from tests.cases.oracle import Case, sqnr, violations
+from tests.exact import exact_session
 from tests.modes.growing import FLOAT, graphs
 from tests.modes.networks import Network
 from tests.modes.noise import Steps, floors_db, joined
@@ -88,7 +89,7 @@ def _quality(case: Placed, produced: Path, steps: Steps, promised_db: float) -> 
     for level in LEVELS:
         options = ort.SessionOptions()
         options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, level)
-        session = ort.InferenceSession(produced, options)
+        session = exact_session(produced, options)
         found = joined([session.run(None, feed) for feed in feeds])
         names = [item.name for item in session.get_outputs()]
         for name, ours, theirs, floor in zip(names, reference, found, floors, strict=True):
