@@ -24,9 +24,9 @@ def run(artifacts: Artifacts) -> Report:
     """Plants every fault at a convolution in the middle of each network."""
     report = Report("faults", "Planted faults that verify names")
     report.text(
-        f"Each fault is planted into one convolution of a sound int8 network; {SAMPLES} runs are looked",
-        "at. 'rank' is the place of that convolution among the faults that are reported; 'named'",
-        "counts the nodes that are reported as wrong.",
+        f"Each fault is planted into one convolution of a sound int8 network; {SAMPLES} runs are",
+        "looked at. 'rank' is the place of that convolution among the faults that are reported;",
+        "'named' counts the nodes that are reported as wrong.",
     )
     for network in NETWORKS:
         _network(report, artifacts, network)

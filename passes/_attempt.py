@@ -91,6 +91,10 @@ class Built:
             if is_linear(node)
         ]
 
+    def reduced(self) -> frozenset[str]:
+        """Names of the layers whose weights have less than 8 bits."""
+        return frozenset(name for emitter in self.emitters for name in emitter.reduced_channels)
+
     def report(self, outcome: Outcome, target: Target) -> PassReport:
         """What was done, and what the provider makes of it."""
         seen = look_at(self.model, target)
@@ -105,7 +109,11 @@ class Built:
 
 
 class Work:
-    """Quantizes clones of one float model, with more or fewer layers left in float."""
+    """Quantizes clones of one float model, with more or fewer layers left in float.
+
+    Attributes:
+        full_range: Names of layers whose weights keep 8 bits where ranges are reduced.
+    """
 
     def __init__(
         self, options: QuantizeStatic, model: ir.Model, context: Context, rule: Rule
@@ -116,6 +124,7 @@ class Work:
         self.target = options.effective(context.target)
         self.rule = rule
         self.known: dict[str, Range] = {}
+        self.full_range: frozenset[str] = frozenset()
 
     def build(self, selection: Selection) -> Built:
         """A quantized clone.
@@ -136,7 +145,7 @@ class Work:
         options, target = self.options, self.target
         weights = WeightSettings(
             bool(options.per_channel),
-            bool(options.reduce_range),
+            options.reduce_range in ("all", "learned"),
             unsigned=options.weight_type == "uint8",
             power_of_two=bool(options.power_of_two),
         )
@@ -153,6 +162,7 @@ class Work:
                     power_of_two=weights.power_of_two,
                 ),
                 weights,
+                self.full_range,
             )
             for placement in placements
         ]
@@ -395,11 +405,13 @@ def _notes(emitters: list[Emitter], selection: Selection) -> list[str]:
 def _facts(emitters: list[Emitter], ranges: Mapping[str, Range]) -> dict[str, Any]:
     clamps = Counter(kind for emitter in emitters for kind in emitter.removed_clamps)
     raised = {key: n for emitter in emitters for key, n in emitter.raised_channels.items()}
+    reduced = {key: n for emitter in emitters for key, n in emitter.reduced_channels.items()}
     return {
         "layers": sum(len(emitter.placement.layers) for emitter in emitters),
         "quantized_tensors": sum(len(emitter.placement.tensors) for emitter in emitters),
         "removed_clamps": dict(sorted(clamps.items())),
         "shielded": [name for emitter in emitters for name in emitter.shielded],
         "raised_channels": dict(sorted(raised.items())),
+        "reduced_channels": dict(sorted(reduced.items())),
         "ranges": {name: [item.low, item.high] for name, item in sorted(ranges.items())},
     }

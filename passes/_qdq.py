@@ -11,7 +11,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from slimctl.core.contract import Range
-from slimctl.core.target import Target
+from slimctl.core.target import Target, WeightType
 from slimctl.graph.edit import NameScope, add_initializer, const_array, set_provenance
 from slimctl.numerics.affine import Affine, QuantizedType, affine_from_range, quantize
 from slimctl.passes._layers import Layer
@@ -38,7 +38,9 @@ class Emitter:
         affines: Scale and zero point by activation.
         weights: How weights are quantized.
         removed_clamps: Relu and Clip nodes that a Q made redundant, by operator.
+        full_range: Names of layers whose weights keep 8 bits where ranges are reduced.
         raised_channels: Channels whose weight scale was raised for the bias, by node.
+        reduced_channels: Channels whose weights have less than 8 bits, by node.
         shielded: Float nodes that onnxruntime is kept from quantizing.
     """
 
@@ -47,8 +49,10 @@ class Emitter:
     target: Target
     affines: Mapping[ir.Value, Affine]
     weights: WeightSettings
+    full_range: frozenset[str] = frozenset()
     removed_clamps: list[str] = field(default_factory=list)
     raised_channels: dict[str, int] = field(default_factory=dict)
+    reduced_channels: dict[str, int] = field(default_factory=dict)
     shielded: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -205,9 +209,11 @@ class Emitter:
         input_scale = None
         if node in self.placement.integer and not self._has_float_bias(layer, own_axis):
             input_scale = float(self.affines[layer.data].scale)
-        weight = quantize_weight(layer, self._settings(node.op_type), input_scale=input_scale)
+        weight = quantize_weight(layer, self._settings(node), input_scale=input_scale)
         if weight.raised:
             self.raised_channels[node.name or ""] = weight.raised
+        if weight.reduced:
+            self.reduced_channels[node.name or ""] = weight.reduced
         bias = layer.bias()
         node.replace_input_with(1, self._restored_weight(layer, weight))
         # What is inside the constants now; onnxruntime fuses Gemm only without both factors.
@@ -222,10 +228,14 @@ class Emitter:
         other_axis = layer.channel_axis is not None and layer.channel_axis != own_axis
         return other_axis or "float" in self.target.demands("bias", layer.node.op_type)
 
-    def _settings(self, operator: str) -> WeightSettings:
-        """The settings with the type that the operator's weights may have."""
-        wanted = self.target.weight_type_of(operator, "uint8" if self.weights.unsigned else "int8")
-        return replace(self.weights, unsigned=wanted == "uint8")
+    def _settings(self, node: ir.Node) -> WeightSettings:
+        """The settings with the type and the range that the weights of a layer may have."""
+        own: WeightType = "uint8" if self.weights.unsigned else "int8"
+        wanted = self.target.weight_type_of(node.op_type, own)
+        # What is computed in float does not saturate.
+        full = node not in self.placement.integer or node.name in self.full_range
+        reduce = self.weights.reduce_range and not full
+        return replace(self.weights, unsigned=wanted == "uint8", reduce_range=reduce)
 
     def _restored_weight(self, layer: Layer, weight: QuantizedWeight) -> ir.Value:
         source = layer.weight_value

@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 from slimctl.numerics.affine import (
     INT8_NARROW,
-    INT8_REDUCED,
     SMALLEST_SCALE,
     Affine,
     along,
@@ -18,7 +17,7 @@ from slimctl.numerics.affine import (
     quantize,
     symmetric_scales,
 )
-from slimctl.passes._layers import Layer
+from slimctl.passes._layers import Layer, output_axis
 
 BIAS_LIMIT: Final = 2**30
 """Largest magnitude of an int32 bias: half the type, so that the sum of products, and a later
@@ -28,7 +27,7 @@ _MIDDLE: Final = 128
 """Zero point of uint8 weights."""
 
 PAIR_LIMIT: Final = 128
-"""Two uint8 x int8 products fit 16 bits while 255 * (|w1| + |w2|) <= 32767."""
+"""Two uint8 x int8 products fit 16 bits while 255 * (w1 + w2) <= 32767."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +36,7 @@ class WeightSettings:
 
     Attributes:
         per_channel: One scale per output channel.
-        reduce_range: 7 bits where 16-bit sums could saturate.
+        reduce_range: As much less than 8 bits as keeps 16-bit sums from saturating.
         unsigned: uint8 with the zero point 128 instead of int8.
         power_of_two: Scales are powers of two.
     """
@@ -57,12 +56,14 @@ class QuantizedWeight:
         scale: float32 [channels], or [] for one scale.
         axis: Channel axis, None for one scale.
         raised: Channels whose scale was raised so that the int32 bias does not overflow.
+        reduced: Channels whose scale was raised so that 16-bit sums do not saturate.
     """
 
     values: NDArray[np.integer[Any]]
     scale: NDArray[np.float32]
     axis: int | None
     raised: int = 0
+    reduced: int = 0
 
     @property
     def zero_point(self) -> NDArray[np.integer[Any]]:
@@ -86,9 +87,11 @@ def quantize_weight(
     scale = symmetric_scales(weight, axis, INT8_NARROW)
     if settings.power_of_two:
         scale = _powers_of_two(weight, scale, axis)
+    reduced = 0
     if settings.reduce_range and not settings.unsigned:
-        scale = _reduced_scales(weight, scale, axis)
-        scale = _next_powers_of_two(scale) if settings.power_of_two else scale
+        wider = _reduced_scales(layer, scale, axis)
+        reduced = int(np.count_nonzero(wider > scale))
+        scale = _next_powers_of_two(wider) if settings.power_of_two else wider
     bias = layer.bias()
     raised = 0
     if input_scale is not None and bias is not None:
@@ -101,7 +104,7 @@ def quantize_weight(
     values = quantize(weight.astype(np.float32, copy=False), scale, zero, INT8_NARROW, axis)
     if settings.unsigned:
         values = (values.astype(np.int16) + _MIDDLE).astype(np.uint8)
-    return QuantizedWeight(values, scale, axis, raised)
+    return QuantizedWeight(values, scale, axis, raised, reduced)
 
 
 def _next_powers_of_two(scale: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -125,19 +128,45 @@ def _powers_of_two(
 
 
 def _reduced_scales(
-    weight: NDArray[Any], scale: NDArray[np.float32], axis: int | None
+    layer: Layer, scale: NDArray[np.float32], axis: int | None
 ) -> NDArray[np.float32]:
-    """Doubles the scale of channels in which two products of 8-bit weights could saturate."""
-    reduced = symmetric_scales(weight, axis, INT8_REDUCED)
-    steps = np.rint(np.abs(weight) / along(scale, axis, weight.ndim))
-    if axis is None:
-        channels = steps.reshape(1, -1)
-    else:
-        channels = np.moveaxis(steps, axis, 0).reshape(weight.shape[axis], -1)  # [c, rest]
-    # Which weights the kernel pairs depends on its packing: the two largest are the worst case.
-    largest = np.partition(channels, -2, axis=1)[:, -2:] if channels.shape[1] > 1 else channels
-    saturates = largest.sum(axis=1) > PAIR_LIMIT
-    return np.where(saturates.reshape(scale.shape), reduced, scale).astype(np.float32)
+    """Scales raised where two products of 8-bit weights could saturate, as far as that takes.
+
+    ``rint(a) + rint(b) <= a + b + 1``: real weights that add up to one step less than the limit
+    stay within it when they are rounded.
+    """
+    weight = layer.weight()
+    steps = weight / along(scale, axis, weight.ndim)
+    exact, rounded = (_largest_pairs(layer, each) for each in (steps, np.rint(steps)))  # [outputs]
+    if axis != output_axis(layer.node, weight.ndim):
+        exact, rounded = exact.max(), rounded.max()  # the scales are not those of the outputs
+    needed = np.where(rounded > PAIR_LIMIT, np.maximum(exact / (PAIR_LIMIT - 1), 1.0), 1.0)
+    return np.asarray(scale * needed, np.float32)
+
+
+def _largest_pairs(layer: Layer, weight: NDArray[Any]) -> NDArray[Any]:
+    """The largest sum of two weights that a kernel without VNNI adds up, for each output.
+
+    Pairs are neighbors along the reduction (``slimctl.runtime.device.paired_sums``); that of a
+    convolution runs over kernel taps, then over input channels. Codes are not negative, so that
+    products of weights of unlike sign do not add up.
+
+    Args:
+        layer: The layer.
+        weight: An array of the shape of its weight.
+
+    Returns:
+        [outputs]
+    """
+    rows = np.moveaxis(weight, output_axis(layer.node, weight.ndim), 0)
+    if layer.node.op_type == "Conv":
+        rows = np.moveaxis(rows, 1, -1).reshape(len(rows), -1)  # [o, i, *taps] -> [o, taps i]
+    odd = rows.shape[-1] % 2
+    rows = np.pad(rows, [(0, 0)] * (rows.ndim - 1) + [(0, odd)])
+    first, second = rows[..., 0::2], rows[..., 1::2]
+    up = np.maximum(first, 0.0) + np.maximum(second, 0.0)
+    down = np.minimum(first, 0.0) + np.minimum(second, 0.0)
+    return np.asarray(np.maximum(up, -down).reshape(len(rows), -1).max(axis=1))
 
 
 def _scale_for_bias(

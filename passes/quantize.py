@@ -9,7 +9,7 @@ from pydantic import Field, JsonValue, ValidationError, field_validator, model_v
 
 from slimctl.core.contract import CalibrationMethod, Effect, Pass
 from slimctl.core.errors import OptionError
-from slimctl.core.target import StoredActivationType, Target
+from slimctl.core.target import ReducedRange, StoredActivationType, Target
 from slimctl.graph.select import check_patterns
 from slimctl.graph.session import CPU
 from slimctl.passes._weights_algorithms import Algorithm
@@ -148,9 +148,11 @@ class Quantize(Pass):
         description="One weight scale per output channel, or one per weight.",
         json_schema_extra={"flags": ["--per-channel/--per-tensor"]},
     )
-    reduce_range: bool | None = Field(
+    reduce_range: ReducedRange | None = Field(
         None,
-        description="7-bit weights where 16-bit sums could saturate (processors without VNNI).",
+        description="static, dynamic: smaller weights where 16-bit sums saturate (processors "
+        "without VNNI): in all layers where they could, or learned (static): where they do on "
+        "calibration data.",
     )
     conv: bool | None = Field(
         None,

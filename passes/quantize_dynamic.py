@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import ClassVar, Final, Self
+from typing import ClassVar, Final, Literal, Self
 
 import onnx_ir as ir
 from pydantic import Field, field_validator
@@ -54,9 +54,10 @@ class QuantizeDynamic(Pass):
         description="One weight scale per output channel, or one per weight.",
         json_schema_extra={"flags": ["--per-channel/--per-tensor"], "unset": "the target's"},
     )
-    reduce_range: bool | None = Field(
+    reduce_range: Literal["all", "none"] | None = Field(
         None,
-        description="Weights use 7 bits, for kernels that add products in 16 bits.",
+        description="Weights of all layers, or none, use 7 bits, for kernels that add products in "
+        "16 bits.",
         json_schema_extra={"unset": "the target's"},
     )
     conv: bool = Field(
@@ -85,9 +86,10 @@ class QuantizeDynamic(Pass):
         """The target's types in place of what was left open."""
         kind = self.weight_type or target.weight_type
         per_channel = target.per_channel if self.per_channel is None else self.per_channel
-        reduce_range = target.reduce_range if self.reduce_range is None else self.reduce_range
+        # Nothing is calibrated that layers could be learned from.
+        reduced = self.reduce_range or ("none" if target.reduce_range == "none" else "all")
         return self.model_copy(
-            update={"weight_type": kind, "per_channel": per_channel, "reduce_range": reduce_range}
+            update={"weight_type": kind, "per_channel": per_channel, "reduce_range": reduced}
         )
 
     def minimum_opset(self, model: ir.Model, target: Target) -> int:
@@ -148,7 +150,7 @@ class QuantizeDynamic(Pass):
         clone = clone_model(model)
         options = self.resolve(target)
         rounding = Rounding(
-            bool(options.per_channel), bool(options.reduce_range), options.weight_type or "int8"
+            bool(options.per_channel), options.reduce_range == "all", options.weight_type or "int8"
         )
         writer = Writer(clone, rounding, self.name)
         changed: dict[str, str] = {}

@@ -19,7 +19,7 @@ from slimctl.core.contract import (
     PassReport,
 )
 from slimctl.core.errors import PassFailedError
-from slimctl.core.target import StoredActivationType, Target, WeightType
+from slimctl.core.target import ReducedRange, StoredActivationType, Target, WeightType
 from slimctl.graph.edit import clone_model
 from slimctl.graph.save import content_hash
 from slimctl.graph.select import Selection, check_patterns
@@ -29,6 +29,7 @@ from slimctl.passes._attempt import Built, Outcome, Rule, Work, known_range, pla
 from slimctl.passes._exclusions_ranges import mixed_tensors
 from slimctl.passes._layers import QUANTIZERS, linear_input, refuse_quantized
 from slimctl.passes._placement import Placement
+from slimctl.passes._saturation import check_full_range, keep_full_range
 from slimctl.passes._widen import widen
 
 _KINDS = {"uint8": UINT8, "int8": INT8, "uint16": UINT16, "int16": INT16, "none": UINT8}
@@ -96,9 +97,10 @@ class QuantizeStatic(Pass):
         description="One weight scale per output channel, or one per weight.",
         json_schema_extra={"flags": ["--per-channel/--per-tensor"]},
     )
-    reduce_range: bool | None = Field(
+    reduce_range: ReducedRange | None = Field(
         None,
-        description="7-bit weights where 16-bit sums could saturate (processors without VNNI).",
+        description="Smaller weights where 16-bit sums saturate (processors without VNNI): in all "
+        "layers where they could, or learned: where they do on calibration data.",
     )
     include: tuple[str, ...] = Field(
         (), description="Quantize only matching nodes: name glob, op:TYPE or re:REGEX; repeatable."
@@ -192,6 +194,9 @@ class QuantizeStatic(Pass):
         widened = widen(model, self.name)
         outcome = Outcome()
         work, built = self._best_start(model, context, outcome)
+        learned = self.resolve(context.target).reduce_range == "learned"
+        if learned:
+            built = keep_full_range(work, built, outcome)
         if widened:
             outcome.notes.append("float16 is computed as float32; inputs and outputs keep float16")
         better = context.target.quantize_mode
@@ -201,7 +206,9 @@ class QuantizeStatic(Pass):
                 f"--mode {better}"
             )
         if self.min_sqnr and context.has_data:
-            built = work.keep_sqnr(built, self.min_sqnr, outcome)
+            kept = work.keep_sqnr(built, self.min_sqnr, outcome)
+            changed = kept is not built
+            built = check_full_range(work, kept, outcome) if learned and changed else kept
         model.graph = built.model.graph
         return built.report(outcome, work.target)
 

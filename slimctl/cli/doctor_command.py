@@ -35,6 +35,7 @@ EXTRAS = {
     "data": Extra(("PIL",), "images as data"),
 }
 
+
 def suggested_target(machine: str, features: Iterable[str] | None) -> str | None:
     """The built-in target that fits a CPU; None when too little is known about it."""
     if machine in ("aarch64", "arm64"):

@@ -15,6 +15,10 @@ StoredActivationType = Literal["uint8", "int8", "uint16", "int16", "none"]
 
 WeightType = Literal["int8", "uint8"]
 
+ReducedRange = Literal["all", "learned", "none"]
+"""Which layers get weights whose pairs of products with uint8 fit into 16 bits: all that would not
+fit otherwise, those that do not on calibration data, or none."""
+
 ABSORBED = ("Relu", "Clip")
 """Activation functions that kernels of other operators compute along."""
 
@@ -36,8 +40,9 @@ class Target(BaseModel):
     weight_type: WeightType = Field(description="Default type of quantized weights.")
     per_channel: bool = Field(description="One weight scale per output channel by default.")
     power_of_two: bool = Field(default=False, description="Scales are powers of two by default.")
-    reduce_range: bool = Field(
-        description="Weights use 7 bits: the kernels add pairs of uint8 x int8 products in 16 bits."
+    reduce_range: ReducedRange = Field(
+        description="Layers whose weights use less than 8 bits, where the kernels add pairs of "
+        "uint8 x int8 products in 16 bits."
     )
     minimum_opset: int = Field(ge=7, description="Lowest ONNX opset the produced graph may have.")
     weighted: tuple[str, ...] = Field(

@@ -115,20 +115,46 @@ def exact_product(
     return np.asarray(total)
 
 
+def float_parts(integers: NDArray[Any], bound: float) -> tuple[NDArray[np.float32], ...] | None:
+    """Integers as float32 numbers that may be added to sums in float32, one after the other.
+
+    Only the last addition rounds, and as the conversion of an int32 register to float32 does: to
+    the nearest, ties to even. Those before it have results below 2^24.
+
+    Args:
+        integers: Of up to 32 bits.
+        bound: Largest magnitude of the sums that they are added to, below 2^24.
+
+    Returns:
+        None where a total might not fit into int32.
+    """
+    exact = integers.astype(np.float64)
+    high = exact.astype(np.float32)
+    low = (exact - high).astype(np.float32)  # at most 2^7: float32 rounds 2^31 to multiples of 2^8
+    if bound + float(np.abs(exact).max(initial=0.0)) > INT32.max:
+        return None
+    if not low.any():
+        return (high,)
+    return (low, high) if bound + float(np.abs(low).max()) < EXACT else None
+
+
 def add_bias(accumulators: Accumulators, bias: Integer, bound: float) -> Accumulators:
-    """Adds int32 biases that broadcast; in float32 where the sums stay below 2^24.
+    """Adds int32 biases that broadcast.
 
     Args:
         accumulators: From :func:`exact_product`; may be written into.
         bias: int32.
         bound: Largest magnitude that an accumulator can have.
+
+    Returns:
+        Exact in float64; in float32 rounded once.
     """
-    largest_bias = float(np.abs(bias.astype(np.float64)).max(initial=0.0))
-    if accumulators.dtype == np.float32 and bound + largest_bias >= EXACT:
-        bound = _magnitude(accumulators)  # mostly far less than what the weights allow
-    if accumulators.dtype == np.float32 and bound + largest_bias < EXACT:
-        return np.add(accumulators, bias.astype(np.float32), out=accumulators)
-    return np.add(accumulators, bias, dtype=np.float64)
+    parts = float_parts(bias, bound) if accumulators.dtype == np.float32 else None
+    if parts is None:
+        return np.add(accumulators, bias, dtype=np.float64)
+    for part in parts:
+        np.add(accumulators, part, out=accumulators)
+    return accumulators
 
 
 def _magnitude(values: Accumulators) -> float:

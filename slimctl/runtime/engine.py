@@ -2,53 +2,22 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from slimctl.numerics.affine import QuantizedType, along
-from slimctl.numerics.integer import Accumulators, Round, add_bias, requantize, wrapped
+from slimctl.numerics.affine import along
+from slimctl.numerics.integer import Round
+from slimctl.runtime.convolve import put_block
 from slimctl.runtime.counts import Counts
-from slimctl.runtime.device import EXACT, Device, Sums
+from slimctl.runtime.device import EXACT, Device
+from slimctl.runtime.sums import Summed, Target, Total, array_blocks, part_of, to_codes, totals
 
 Array = NDArray[Any]
 _T = TypeVar("_T")
-
-
-class Summed(NamedTuple):
-    """Sums of products of codes.
-
-    Attributes:
-        accumulators: Exact sums.
-        bound: Largest magnitude that one can have.
-        again: The same sums by the arithmetic of a device, in float64.
-        mixed: Whether unsigned codes are multiplied with signed weights.
-        depthwise: Whether each output depends on one channel only.
-    """
-
-    accumulators: Accumulators
-    bound: float
-    again: Callable[[Sums], Array]
-    mixed: bool
-    depthwise: bool = False
-
-
-class Target(NamedTuple):
-    """What accumulators become.
-
-    Attributes:
-        multiplier: Real value of an accumulator in steps of the output; broadcasts.
-        zero_point: Of the output, a scalar.
-        channel_axis: Axis of the output's channels, None if there is none.
-    """
-
-    multiplier: NDArray[np.float32]
-    zero_point: Array
-    channel_axis: int | None = None
 
 
 @dataclass
@@ -94,7 +63,7 @@ class Engine:
         return self._parts[name]
 
     def codes(self, summed: Summed, bias: Array | None, target: Target) -> Array:
-        """Accumulators as codes of the output, in this device's arithmetic.
+        """Sums as codes of the output, in this device's arithmetic.
 
         Args:
             summed: Sums of products.
@@ -102,25 +71,27 @@ class Engine:
             target: What they become.
         """
         device = self.device
-        if self.tracing:
-            reals = summed.accumulators.astype(np.float64)
-            self.exact = (reals if bias is None else reals + bias) * target.multiplier
-        kept = summed.accumulators if device.is_exact else summed.accumulators.astype(np.float64)
-        exact, outside = _codes(summed.accumulators, bias, summed.bound, target, np.rint)
+        if self.tracing or not device.is_exact:
+            kept = summed.whole()
+            summed = summed.replaced(kept)
+            if self.tracing:
+                self.exact = (kept if bias is None else kept + bias) * target.multiplier
+        seen = self._by_device(summed)
+        if seen is summed and device.rounding is np.rint and device.zero_points:
+            return self._exact_codes(summed, bias, target)
+        zero = target.zero_point if device.zero_points else np.zeros_like(target.zero_point)
+        own = target._replace(zero_point=zero)
+        found, _ = to_codes(totals(seen, bias), seen.shape, own, device.rounding)
+        if self.counts is not None:
+            self.counts.add_device(self._exact_codes(summed, bias, target), found)
+        return found
+
+    def _exact_codes(self, summed: Summed, bias: Array | None, target: Target) -> Array:
+        codes, outside = to_codes(totals(summed, bias), summed.shape, target)
         if self.counts is not None:
             self.counts.overflowed += outside
-            self.counts.add(exact, target.channel_axis)
-        if device.is_exact:
-            return exact
-        sums = self._device_sums(summed)
-        if sums is not None:
-            kept = summed.again(sums)
-        if not device.zero_points:
-            target = target._replace(zero_point=np.zeros_like(target.zero_point))
-        found, _ = _codes(kept, bias, summed.bound, target, device.rounding)
-        if self.counts is not None:
-            self.counts.add_device(exact, found)
-        return found
+            self.counts.add(codes, target.channel_axis)
+        return codes
 
     def seen(self, codes: Array, zero_point: Array) -> tuple[Array, Array]:
         """Codes and zero point as a device's matrix kernel gets them.
@@ -132,37 +103,42 @@ class Engine:
         return codes.view(np.uint8) ^ np.uint8(128), zero_point.view(np.uint8) ^ np.uint8(128)
 
     def sums(self, summed: Summed) -> NDArray[np.int32]:
-        """Accumulators as int32."""
-        exact, outside = wrapped(summed.accumulators)
-        if self.counts is not None:
-            self.counts.overflowed += outside
-        sums = self._device_sums(summed)
-        return (exact if sums is None else summed.again(sums)).astype(np.int32)
+        """Sums as int32."""
+        result = np.empty(summed.shape, np.int32)
+        for place, sums, outside in totals(self._by_device(summed)):
+            put_block(result, place, sums)
+            self._count_overflow(outside)
+        return result
 
     def values(
         self, summed: Summed, bias: Array | None, scale: NDArray[np.float32]
     ) -> NDArray[np.float32]:
-        """Accumulators as real numbers: ``float32(accumulator) * scale``.
+        """Sums as real numbers: ``float32(sum) * scale``.
 
         Args:
             summed: Sums of products.
             bias: int32, broadcasts; None if there is none.
-            scale: Real value of one accumulator step; broadcasts.
+            scale: Real value of one step of the sums; broadcasts.
         """
-        sums = self._device_sums(summed)
-        accumulators = summed.accumulators if sums is None else summed.again(sums)
-        total = accumulators if bias is None else add_bias(accumulators, bias, summed.bound)
-        total, outside = wrapped(total)
+        result = np.empty(summed.shape, np.float32)
+        for place, sums, outside in totals(self._by_device(summed), bias):
+            reals = sums.astype(np.float32, copy=False)
+            put_block(result, place, np.multiply(reals, part_of(scale, place, reals.ndim)))
+            self._count_overflow(outside)
+        return result
+
+    def _count_overflow(self, outside: int) -> None:
         if self.counts is not None:
             self.counts.overflowed += outside
-        return np.asarray(total.astype(np.float32) * scale)
 
-    def _device_sums(self, summed: Summed) -> Sums | None:
-        """How the device adds these products, None where that is exact."""
+    def _by_device(self, summed: Summed) -> Summed:
+        """The sums that the device computes; the same object where it adds exactly."""
         device = self.device
         exact = device.only_mixed and not summed.mixed
         exact |= device.direct_depthwise and summed.depthwise
-        return None if exact else device.sums
+        if exact or device.sums is None:
+            return summed
+        return summed.replaced(summed.again(device.sums))
 
     def counted(self, codes: Array, channel_axis: int | None) -> Array:
         """Codes that were made without sums, counted."""
@@ -184,15 +160,20 @@ class Engine:
             self.exact = values.astype(np.float64)
         target = Target(np.ones((), values.dtype), zero_point)
         copy = None if self.device.rounding is np.rint else values.copy()
-        exact, _ = _codes(values, None, 0.0, target, np.rint)
+        exact = _requantized(values, target, np.rint)
         if self.counts is not None:
             self.counts.add(exact, channel_axis)
         if copy is None:
             return exact
-        found, _ = _codes(copy, None, 0.0, target, self.device.rounding)
+        found = _requantized(copy, target, self.device.rounding)
         if self.counts is not None:
             self.counts.add_device(exact, found)
         return found
+
+
+def _requantized(values: Array, target: Target, rounding: Round) -> Array:
+    blocks = (Total(place, block) for place, block in array_blocks(values))
+    return to_codes(blocks, values.shape, target, rounding)[0]
 
 
 def channelwise(values: Array, ndim: int, axis: int) -> Array:
@@ -203,61 +184,3 @@ def channelwise(values: Array, ndim: int, axis: int) -> Array:
 
 def _is_same(known: Any, source: Any) -> bool:
     return known is source
-
-
-def _limits(zero_point: Array) -> tuple[int, int]:
-    limits = np.iinfo(zero_point.dtype)
-    return int(limits.min), int(limits.max)
-
-
-_CACHED = 1 << 16
-"""Elements of a block: with some temporary arrays it stays in the second-level cache."""
-
-
-def _codes(
-    accumulators: Accumulators,
-    bias: Array | None,
-    bound: float,
-    target: Target,
-    rounding: Round,
-) -> tuple[Array, int]:
-    """Codes, and how many accumulators did not fit into int32.
-
-    Large arrays go block by block along axis 1: each of the passes over them finds its values in
-    the cache.
-    """
-    zero = target.zero_point
-    kind = QuantizedType(zero.dtype, *_limits(zero))
-    blocks = _blocks(accumulators.shape)
-    result = np.empty(accumulators.shape, kind.dtype)
-    outside = 0
-    for block in blocks:
-        total = accumulators[block]
-        if bias is not None:
-            total = add_bias(total, _part(bias, block, total.ndim), bound)
-        if bound:
-            total, found = wrapped(total)
-            outside += found
-        factor = _part(target.multiplier, block, total.ndim)
-        result[block] = requantize(total, factor, zero.reshape(-1)[0], kind, rounding)
-    return result, outside
-
-
-_Block = tuple[slice, ...]
-
-
-def _blocks(shape: tuple[int, ...]) -> list[_Block]:
-    """Parts of axis 1 of about the size of the cache; one for what has no axis 1."""
-    size = math.prod(shape)
-    if len(shape) < 2 or size <= _CACHED:
-        return [()]
-    step = max(_CACHED * shape[1] // size, 1)
-    return [(slice(None), slice(i, i + step)) for i in range(0, shape[1], step)]
-
-
-def _part(values: Array, block: _Block, rank: int) -> Array:
-    """What belongs to a block, of values that broadcast to an array of some rank."""
-    if not block:
-        return values
-    wide = values.reshape((1,) * (rank - values.ndim) + values.shape)
-    return wide if wide.shape[1] == 1 else wide[block]

@@ -1,16 +1,18 @@
 """Exact convolutions of quantized tensors.
 
-A convolution of centered codes in float32 is exact wherever its partial sums stay below 2^24, so
-the float convolutions do the work, on parts of the input's channels where the sums are larger.
+A convolution of codes in float32 is exact wherever its partial sums stay below 2^24, so the float
+convolutions do the work, on parts of the input's channels where the sums are larger.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from slimctl.numerics.affine import along
 from slimctl.numerics.integer import (
     Accumulators,
     Reduction,
@@ -19,10 +21,11 @@ from slimctl.numerics.integer import (
     largest,
     uniform_reduction,
 )
-from slimctl.runtime.convolve import convolve
+from slimctl.runtime.convolve import Block, convolve, convolved_blocks
 from slimctl.runtime.device import Sums
-from slimctl.runtime.engine import Engine, Summed
+from slimctl.runtime.engine import Engine
 from slimctl.runtime.integer_matmul import are_mixed, stacked_sums
+from slimctl.runtime.sums import Summed, array_blocks
 from slimctl.runtime.windows import Windows, columns, padded
 
 Array = NDArray[Any]
@@ -48,35 +51,70 @@ class Convolution(NamedTuple):
     group: int
 
 
+class _Parts(NamedTuple):
+    """How many input channels of each group may be summed at a time, and how large sums become."""
+
+    reduction: Reduction
+    step: int
+
+
+class _Weights(NamedTuple):
+    """What is prepared once.
+
+    Attributes:
+        values: Centered weights [m, c / group, *kernel].
+        sums: Of the weights of each output, [m].
+        plain: Sums of products with codes from which nothing is subtracted.
+        centered: Sums of products with centered codes.
+    """
+
+    values: Array
+    sums: Array
+    plain: _Parts
+    centered: _Parts
+
+
 def convolve_codes(layer: Convolution, engine: Engine) -> Summed:
     """Sums [n, m, *counts].
+
+    The zero point of x is subtracted from the sums: ``sum((x - z) w) = sum(x w) - z sum(w)``.
 
     Args:
         layer: What is computed.
         engine: Keeps what depends on constants.
     """
-    w, bound = layer.w, largest(layer.x, layer.x_zero)
-    per_channel = layer.w_zero.reshape(-1, *(1,) * (w.ndim - 1))  # [m or 1, 1, ...]
+    x, x_zero, w, w_zero, windows, group = layer
 
-    def prepare() -> tuple[Array, Reduction, int]:
-        weights = centered(w, per_channel)
-        return weights, *_channel_parts(weights, bound, constant=not w.flags.writeable)
+    def prepare() -> _Weights:
+        values = centered(w, w_zero.reshape(-1, *(1,) * (w.ndim - 1)))  # [m or 1, 1, ...]
+        sums = values.reshape(len(w), -1).sum(axis=1, dtype=np.float64)
+        bounds = largest(x), largest(x, x_zero)
+        parts = [_channel_parts(values, bound, constant=not w.flags.writeable) for bound in bounds]
+        return _Weights(values, sums, *parts)
 
-    weights, reduction, step = engine.prepared("weights", (w, layer.w_zero), prepare)
-    values = centered(layer.x, layer.x_zero.reshape(()))
-    sums = _summed(values, weights, layer.windows, layer.group, step)
-
-    x, x_zero = engine.seen(layer.x, layer.x_zero)
+    weights = engine.prepared("weights", (w, w_zero, x_zero), prepare)
+    again_x, again_zero = engine.seen(x, x_zero)
 
     def again(device: Sums) -> Array:
-        return _device_sums(layer._replace(x=x, x_zero=x_zero), device)
+        return _device_sums(layer._replace(x=again_x, x_zero=again_zero), device)
 
-    depthwise = w.shape[1] == 1 and w.shape[0] == layer.group
-    return Summed(sums, reduction.bound, again, are_mixed(x, w), depthwise)
+    shape = (len(x), len(w), *windows.counts)
+    mixed, depthwise = are_mixed(again_x, w), w.shape[1] == 1 and w.shape[0] == group
+    zero = x_zero.reshape(-1)[0]
+    if weights.plain.step < w.shape[1]:
+        sums = _summed(centered(x, zero), weights, windows, group)
+        bound = weights.centered.reduction.bound
+        return Summed(shape, lambda: array_blocks(sums), bound, again, mixed, depthwise)
+
+    def blocks() -> Iterable[Block]:
+        return convolved_blocks(x, weights.values, windows, groups=group, fill=zero)
+
+    offset = along(weights.sums * -float(zero), 1, x.ndim) if zero else None
+    bound = weights.plain.reduction.bound
+    return Summed(shape, blocks, bound, again, mixed, depthwise, offset)
 
 
-def _channel_parts(weights: Array, bound: int, *, constant: bool) -> tuple[Reduction, int]:
-    """How many input channels of each group may be summed at a time."""
+def _channel_parts(weights: Array, bound: int, *, constant: bool) -> _Parts:
     channels = weights.shape[1]
     flat = weights.reshape(weights.shape[0], channels, -1)  # [m, c / group, taps]
     if constant:
@@ -87,7 +125,7 @@ def _channel_parts(weights: Array, bound: int, *, constant: bool) -> tuple[Reduc
         reduction = uniform_reduction(channels, bound, terms)
     # All parts get the width of the narrowest: the last may be shorter, which only makes it safer.
     inner = reduction.parts[:-1] or reduction.parts
-    return reduction, max(min(part.stop - part.start for part in inner), 1)
+    return _Parts(reduction, max(min(part.stop - part.start for part in inner), 1))
 
 
 def largest_magnitude(weights: Array) -> int:
@@ -95,19 +133,18 @@ def largest_magnitude(weights: Array) -> int:
     return int(np.abs(weights).max(initial=0.0))
 
 
-def _summed(x: Array, w: Array, windows: Windows, group: int, step: int) -> Accumulators:
+def _summed(x: Array, weights: _Weights, windows: Windows, group: int) -> Accumulators:
+    """Sums of products with centered codes, some channels at a time."""
+    w, step = weights.values, weights.centered.step
     channels = w.shape[1]
-    if step >= channels:
-        return convolve(x, w, windows, groups=group)
     n, sizes = x.shape[0], x.shape[2:]
     grouped = x.reshape(n, group, channels, *sizes)
-    total: Any = None
+    total = np.zeros((n, len(w), *windows.counts))
     for start in range(0, channels, step):
         part = slice(start, min(start + step, channels))
         inputs = grouped[:, :, part].reshape(n, -1, *sizes)
-        found = convolve(inputs, np.ascontiguousarray(w[:, part]), windows, groups=group)
-        total = found.astype(np.float64) if total is None else np.add(total, found, out=total)
-    return np.asarray(total)
+        total += convolve(inputs, np.ascontiguousarray(w[:, part]), windows, groups=group)
+    return total
 
 
 def _device_sums(layer: Convolution, sums: Sums) -> Array:

@@ -17,7 +17,8 @@ from slimctl.numerics.integer import (
     uniform_reduction,
 )
 from slimctl.runtime.device import Sums
-from slimctl.runtime.engine import Engine, Summed
+from slimctl.runtime.engine import Engine
+from slimctl.runtime.sums import Summed, array_blocks
 
 Array = NDArray[Any]
 
@@ -55,7 +56,9 @@ def multiply(
     def again(sums: Sums) -> Array:
         return stacked_sums(seen, b, seen_zero, b_zero, sums)
 
-    return Summed(_as_product(product, a, b), reduction.bound, again, are_mixed(seen, b))
+    sums = _as_product(product, a, b)
+    mixed = are_mixed(seen, b)
+    return Summed(sums.shape, lambda: array_blocks(sums), reduction.bound, again, mixed)
 
 
 def are_mixed(codes: Array, weights: Array) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from itertools import product
 from math import prod
 from typing import Any, TypeAlias
@@ -44,13 +45,13 @@ class Windows:
     ends: Sizes
     counts: Sizes
 
-    @property
+    @cached_property
     def extents(self) -> Sizes:
         """What the windows cover together, padding included: the sizes of :func:`padded`."""
         covered = zip(self.counts, self.strides, self.kernel, self.dilations, strict=True)
         return tuple((count - 1) * s + _reach(k, d) for count, s, k, d in covered)
 
-    @property
+    @cached_property
     def is_pointwise(self) -> bool:
         """Whether every window is one element, and every element is a window."""
         return self.counts == self.sizes and set(self.kernel + self.strides) <= {1}
@@ -80,15 +81,37 @@ def place_windows(
     Raises:
         ValueError: The numbers do not fit each other, or a window does not fit the input.
     """
+    return _placed(
+        tuple(sizes),
+        tuple(kernel),
+        strides=tuple(strides or ()),
+        dilations=tuple(dilations or ()),
+        pads=tuple(pads or ()),
+        auto_pad=auto_pad,
+        ceil_mode=bool(ceil_mode),
+    )
+
+
+@lru_cache(maxsize=1024)  # a network places the same windows in every run
+def _placed(
+    sizes: Sizes,
+    kernel: Sizes,
+    *,
+    strides: Sizes,
+    dilations: Sizes,
+    pads: Sizes,
+    auto_pad: str,
+    ceil_mode: bool,
+) -> Windows:
     strides, dilations, reaches = _steps(len(sizes), kernel, strides, dilations)
     begins, ends = place_padding(sizes, reaches, strides, pads=pads, auto_pad=auto_pad)
     counts = tuple(
-        _count(size, reach, stride, begin, end, ceil_mode=bool(ceil_mode))
+        _count(size, reach, stride, begin, end, ceil_mode=ceil_mode)
         for size, reach, stride, begin, end in zip(
             sizes, reaches, strides, begins, ends, strict=True
         )
     )
-    return Windows(tuple(sizes), tuple(kernel), strides, dilations, begins, ends, counts)
+    return Windows(sizes, kernel, strides, dilations, begins, ends, counts)
 
 
 def place_spread(

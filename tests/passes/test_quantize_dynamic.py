@@ -119,7 +119,7 @@ def test_one_scale_per_column_or_one_for_all(quantize: Callable[..., Quantized])
     [
         ({}, "cpu", (np.int8, 127, 0)),
         ({}, "cpu-avx2", (np.int8, 64, 0)),
-        ({"reduce_range": False}, "cpu-avx2", (np.int8, 127, 0)),
+        ({"reduce_range": "none"}, "cpu-avx2", (np.int8, 127, 0)),
         ({"weight_type": "uint8"}, "cpu-avx2", (np.uint8, 127, 128)),
     ],
 )

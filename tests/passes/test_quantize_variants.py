@@ -109,7 +109,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "per_channel": False,
         "activation_type": "int8",
     },
-    "powers of two, 7 bits": {"power_of_two": True, "reduce_range": True},
+    "powers of two, 7 bits": {"power_of_two": True, "reduce_range": "all"},
     "uint16 activations": {"activation_type": "uint16"},
     "int16 symmetric": {"activation_type": "int16", "symmetric_activations": True},
     "weights alone": {"activation_type": "none"},

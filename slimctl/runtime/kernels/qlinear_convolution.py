@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 
 from slimctl.numerics.integer import EXACT, centered, largest
-from slimctl.runtime.engine import Engine, Summed, Target, channelwise
+from slimctl.runtime.engine import Engine, channelwise
 from slimctl.runtime.integer_convolution import Convolution, convolve_codes
 from slimctl.runtime.integer_matmul import zero_of
 from slimctl.runtime.kernels.convolution import conv_transpose
 from slimctl.runtime.registry import OWN, Array, operator
+from slimctl.runtime.sums import Target, summed_at_once
 from slimctl.runtime.windows import place_windows
 
 
@@ -67,12 +68,13 @@ def qlinear_conv(
     zeros = zero_of(x, x_zero_point), zero_of(w, w_zero_point)
     layer = Convolution(x, zeros[0], w, zeros[1], windows, group)
     summed = convolve_codes(layer, engine)
-    scale = channelwise(x_scale.reshape(()) * w_scale, x.ndim, 1) / y_scale.reshape(())
-    target = Target(
-        np.asarray(scale, np.float32),
-        y_zero_point,
-        channel_axis=1,
-    )
+
+    def multiplier() -> Array:
+        scale = channelwise(x_scale.reshape(()) * w_scale, x.ndim, 1) / y_scale.reshape(())
+        return np.asarray(scale, np.float32)
+
+    factors = engine.prepared("multiplier", (x_scale, w_scale, y_scale), multiplier)
+    target = Target(factors, y_zero_point, channel_axis=1)
     bias = None if b is None else b.reshape(-1, *(1,) * (x.ndim - 2))  # [m, 1, ...]
     return engine.codes(summed, bias, target)
 
@@ -151,8 +153,7 @@ def qlinear_conv_transpose(
     multiplier = channelwise(scale, x.ndim, 1) / y_scale.reshape(())
     bias = None if b is None else b.reshape(-1, *(1,) * (x.ndim - 2))  # [c, 1, ...]
     target = Target(np.asarray(multiplier, np.float32), y_zero_point, channel_axis=1)
-    kept = sums.astype(np.float64)
-    return engine.codes(Summed(sums, bound, lambda _: kept, mixed=False), bias, target)
+    return engine.codes(summed_at_once(sums, bound), bias, target)
 
 
 def _per_output(scale: Array, group: int) -> Array:

@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 
 from slimctl.numerics.affine import dequantize
-from slimctl.runtime.engine import Engine, Summed, Target
+from slimctl.runtime.engine import Engine
 from slimctl.runtime.kernels.quantize import quantize_linear
 from slimctl.runtime.registry import MICROSOFT, Array, operator
+from slimctl.runtime.sums import Target, summed_at_once
 
 
 def _zero(codes: Array, zero_point: Array | None) -> Array:
@@ -59,9 +60,8 @@ def qlinear_mul(
     right = b.astype(np.float32) - np.float32(_zero(b, b_zero_point))
     product = left * right  # at most 255 x 255: exact
     scale = (a_scale.reshape(()) * b_scale.reshape(())) / c_scale.reshape(())
-    kept = product.astype(np.float64) if not engine.device.is_exact else product
     target = Target(np.asarray(scale, np.float32), _zero(a, c_zero_point), channel_axis=1)
-    return engine.codes(Summed(product, 255.0 * 255.0, lambda _: kept, mixed=False), None, target)
+    return engine.codes(summed_at_once(product, 255.0 * 255.0), None, target)
 
 
 def requantized_codes(

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from slimctl.runtime.engine import Engine, Target
+from slimctl.runtime.engine import Engine
 from slimctl.runtime.integer_matmul import multiply
 from slimctl.runtime.kernels.quantize import dynamic_quantize_linear
 from slimctl.runtime.registry import MICROSOFT, Array, operator
+from slimctl.runtime.sums import Target
 
 
 def _rows(values: Array, a: Array) -> Array:

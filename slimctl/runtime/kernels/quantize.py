@@ -31,8 +31,11 @@ def _quantized(
     scale = _spread(scale, x.shape, axis, block_size)
     if is_narrow(x) or is_narrow(scale):
         x, scale = x.astype(np.float32), scale.astype(np.float32)
-    steps = x / scale
     limits = _limits(kind)
+    if scale.ndim == 0 and x.dtype == scale.dtype and kind in _SHORT_INTEGERS:
+        zero = 0.0 if zero_point is None else float(zero_point.reshape(()))
+        return _quantized_evenly(x, scale, zero, kind)
+    steps = x / scale
     if limits is None:  # a narrow float rounds by itself
         return _saturated(steps, kind)
     steps = np.rint(steps)
@@ -41,6 +44,30 @@ def _quantized(
     # NaN becomes the lower end, as in onnxruntime's comparison
     clipped = np.clip(np.nan_to_num(steps, nan=limits[0], posinf=None, neginf=None), *limits)
     return np.asarray(clipped.astype(np.int32).astype(kind))
+
+
+_SHORT_INTEGERS = tuple(np.dtype(kind) for kind in (np.uint8, np.int8, np.uint16, np.int16))
+
+_CACHED = 1 << 16
+"""Elements of a part of a tensor: all passes over it find them in the second-level cache."""
+
+
+def _quantized_evenly(x: Array, scale: Array, zero_point: float, kind: np.dtype[Any]) -> Array:
+    """The same for one scale, a part of the tensor at a time."""
+    low, high = np.iinfo(kind).min, np.iinfo(kind).max
+    flat, result = x.reshape(-1), np.empty(x.size, kind)
+    buffer = np.empty(min(x.size, _CACHED), x.dtype)
+    for start in range(0, x.size, _CACHED):
+        part = flat[start : start + _CACHED]
+        steps = np.divide(part, scale, out=buffer[: part.size])
+        np.rint(steps, out=steps)
+        if zero_point:
+            steps += x.dtype.type(zero_point)
+        np.clip(steps, x.dtype.type(low), x.dtype.type(high), out=steps)
+        if np.isnan(steps.min()):
+            steps[np.isnan(steps)] = low
+        result[start : start + _CACHED] = steps
+    return result.reshape(x.shape)
 
 
 def _limits(kind: np.dtype[Any]) -> tuple[int, int] | None:
@@ -74,6 +101,8 @@ def _dequantized(
     x: Array, scale: Array, zero_point: Array | None, axis: int, block_size: int, kind: Any
 ) -> Array:
     wide = np.float32 if is_narrow(scale) or kind != scale.dtype else scale.dtype
+    if x.dtype in _SHORT_INTEGERS and wide == np.float32:
+        return _dequantized_short(x, scale, zero_point, axis, block_size).astype(kind, copy=False)
     steps = x
     if x.dtype.kind in _INTEGERS or x.dtype in _NARROW_INTEGERS:
         steps = x.astype(np.int32 if x.dtype.itemsize < 4 else np.int64)
@@ -81,6 +110,17 @@ def _dequantized(
             steps = steps - _spread(zero_point, x.shape, axis, block_size).astype(steps.dtype)
     factor = _spread(scale, x.shape, axis, block_size).astype(wide)
     return np.asarray((steps.astype(wide) * factor).astype(kind))
+
+
+def _dequantized_short(
+    x: Array, scale: Array, zero_point: Array | None, axis: int, block_size: int
+) -> Array:
+    """The same for up to 16 bits: float32 holds the differences."""
+    steps = x.astype(np.float32)
+    if zero_point is not None and zero_point.any():
+        steps -= _spread(zero_point, x.shape, axis, block_size).astype(np.float32)
+    steps *= _spread(scale, x.shape, axis, block_size).astype(np.float32)
+    return steps
 
 
 def _type(number: int) -> np.dtype[Any]:

@@ -1,0 +1,175 @@
+"""Sums of products of codes, and what they become: computed a block at a time.
+
+A block is small enough for the second-level cache, so that none of the passes that requantize it
+goes to memory, and no array of all sums is ever needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from slimctl.numerics.affine import QuantizedType
+from slimctl.numerics.integer import (
+    Accumulators,
+    Round,
+    add_bias,
+    float_parts,
+    requantize,
+    wrapped,
+)
+from slimctl.runtime.convolve import Block, put_block
+from slimctl.runtime.device import Sums
+
+Array: TypeAlias = NDArray[Any]
+Place: TypeAlias = tuple[slice, ...]
+
+_CACHED = 1 << 16
+"""Elements of a block of an array: with some temporary arrays it stays in the cache."""
+
+
+class Summed(NamedTuple):
+    """Sums of products of codes.
+
+    Attributes:
+        shape: Of all of them.
+        blocks: Computes exact sums without the offset; blocks may be overwritten.
+        bound: Largest magnitude that one of those can have.
+        again: All sums by the arithmetic of a device, in float64.
+        mixed: Whether unsigned codes are multiplied with signed weights.
+        depthwise: Whether each output depends on one channel only.
+        offset: Integers to be added to the blocks; they broadcast.
+    """
+
+    shape: tuple[int, ...]
+    blocks: Callable[[], Iterable[Block]]
+    bound: float
+    again: Callable[[Sums], Array]
+    mixed: bool
+    depthwise: bool = False
+    offset: Array | None = None
+
+    def whole(self) -> NDArray[np.float64]:
+        """All sums, the offset added, in a new array."""
+        result = np.empty(self.shape)
+        for place, sums in self.blocks():
+            put_block(result, place, sums)
+        return result if self.offset is None else np.add(result, self.offset, out=result)
+
+    def replaced(self, sums: Array) -> Summed:
+        """The same with other sums, float64 of the same shape."""
+        return self._replace(blocks=lambda: array_blocks(sums), offset=None)
+
+
+class Target(NamedTuple):
+    """What sums become.
+
+    Attributes:
+        multiplier: Real value of a sum in steps of the output; broadcasts.
+        zero_point: Of the output, a scalar; its type is that of the codes.
+        channel_axis: Axis of the output's channels, None if there is none.
+    """
+
+    multiplier: NDArray[np.floating[Any]]
+    zero_point: Array
+    channel_axis: int | None = None
+
+
+class Total(NamedTuple):
+    """A block of sums that are complete.
+
+    Attributes:
+        place: Where it belongs.
+        sums: May be overwritten.
+        outside: How many did not fit into int32.
+    """
+
+    place: Place
+    sums: Accumulators
+    outside: int = 0
+
+
+def summed_at_once(sums: Accumulators, bound: float) -> Summed:
+    """Sums that are there already, and the same on every device; they may be overwritten."""
+    return Summed(
+        sums.shape,
+        lambda: array_blocks(sums),
+        bound,
+        lambda _: sums.astype(np.float64),
+        mixed=False,
+    )
+
+
+def array_blocks(values: Array) -> Iterator[Block]:
+    """Parts of an array along axis 1 of about the size of the cache; all of it if it is small."""
+    if values.ndim < 2 or values.size <= _CACHED:
+        yield (), values
+        return
+    step = max(_CACHED * values.shape[1] // values.size, 1)
+    for start in range(0, values.shape[1], step):
+        place = (slice(None), slice(start, start + step))
+        yield place, values[place]
+
+
+def totals(summed: Summed, bias: Array | None = None) -> Iterator[Total]:
+    """Sums with their offset and a bias that broadcasts, as int32 registers hold them."""
+    add = _adding(summed, bias)
+    for place, sums in summed.blocks():
+        yield Total(place, *wrapped(add(place, sums)))
+
+
+def _adding(summed: Summed, bias: Array | None) -> Callable[[Place, Array], Array]:
+    """What adds the offset and a bias to a block."""
+    offset = summed.offset
+    added = bias if offset is None else offset if bias is None else offset + bias
+    if added is None:
+        return lambda _, sums: sums
+    parts = float_parts(added, summed.bound)
+
+    def add(place: Place, sums: Array) -> Array:
+        if parts is None or sums.dtype != np.float32:
+            return add_bias(sums, part_of(added, place, sums.ndim), summed.bound)
+        for part in parts:
+            np.add(sums, part_of(part, place, sums.ndim), out=sums)
+        return sums
+
+    return add
+
+
+def part_of(values: Array, place: Place, rank: int) -> Array:
+    """What belongs to a place, of values that broadcast to an array of some rank."""
+    if not place or values.size == 1:
+        return values
+    wide = values.reshape((1,) * (rank - values.ndim) + values.shape)
+    sizes = wide.shape[: len(place)]
+    return wide[tuple(p if n > 1 else slice(None) for p, n in zip(place, sizes, strict=True))]
+
+
+def to_codes(
+    blocks: Iterable[Total], shape: tuple[int, ...], target: Target, rounding: Round = np.rint
+) -> tuple[Array, int]:
+    """Codes, and how many sums did not fit into int32.
+
+    Args:
+        blocks: Of all that is requantized.
+        shape: Of the result.
+        target: What they become.
+        rounding: Ties to even unless a device does otherwise.
+    """
+    zero, kind = target.zero_point.reshape(-1)[0], _full_range(target.zero_point.dtype)
+    result, outside = np.empty(shape, kind.dtype), 0
+    for place, sums, more in blocks:
+        factor = part_of(target.multiplier, place, sums.ndim)
+        put_block(result, place, requantize(sums, factor, zero, kind, rounding))
+        outside += more
+    return result, outside
+
+
+@cache
+def _full_range(kind: np.dtype[Any]) -> QuantizedType:
+    limits = np.iinfo(kind)
+    return QuantizedType(kind, int(limits.min), int(limits.max))
