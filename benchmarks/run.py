@@ -16,7 +16,16 @@ from pathlib import Path
 if __package__ in (None, ""):  # started as a file: only its own folder is on the path
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
-from benchmarks import accuracy, calibration_speed, faults, latency, modes, pruning, startup
+from benchmarks import (
+    accuracy,
+    calibration_speed,
+    faults,
+    latency,
+    modes,
+    pruning,
+    runtime,
+    startup,
+)
 from benchmarks.artifacts import Artifacts
 from benchmarks.harness import CommandFailedError, Report
 from benchmarks.workload import Workload
@@ -30,6 +39,7 @@ BENCHMARKS: dict[str, Callable[[Artifacts], Report]] = {
     "modes": modes.run,
     "pruning": pruning.run,
     "faults": faults.run,
+    "runtime": runtime.run,
 }
 
 

@@ -44,10 +44,10 @@ def _artifact(artifacts: Artifacts, name: str) -> Path:
     folder = artifacts.workload.folder
     data, output = folder / f"{name}-calibration.npz", folder / f"{name}-int8.onnx"
     np.savez(data, allow_pickle=False, **MODELS[name].stacked(0, CALIBRATION))
-    command = [sys.executable, "-m", "slimctl", "quantize", MODELS[name].build(folder)]
+    command = [sys.executable, "-m", "slimctl", "quantize", str(MODELS[name].build(folder))]
+    command += ["--calib", str(data), "--force", "-q", "-o", str(output)]
     with tempfile.TemporaryDirectory() as cache:
-        options = ["--calib", data, "--force", "-q", "-o", output]
-        measure([*command, *options], {"SLIMCTL_CACHE": cache})
+        measure(command, {"SLIMCTL_CACHE": cache})
     return output
 
 
@@ -73,7 +73,9 @@ class _Found:
 
     def __init__(self, model: Path, feeds: Path) -> None:
         self.taken: dict[str, list[float]] = _probe(SPEED, model, feeds)
-        self.bytes = {name: int(_probe(MEMORY + name, model, feeds)) for name in (OURS, ONNXRUNTIME)}
+        self.bytes: dict[str, int] = {
+            name: _probe(MEMORY + name, model, feeds) for name in (OURS, ONNXRUNTIME)
+        }
 
     @property
     def slower(self) -> float:
@@ -114,18 +116,16 @@ def run(artifacts: Artifacts) -> Report:
     """Speed and memory of the built-in runtime on int8 networks."""
     report = Report("runtime", "The built-in runtime: int8, 1 thread, batch of 1")
     report.text(
-        f"Medians of {ROUNDS} interleaved rounds ({REFERENCE_ROUNDS} of the reference) in one process;",
-        "ratios are medians over rounds. OpenBLAS has one thread, as onnxruntime has. The reference",
-        "evaluator computes Q/DQ nodes as they are written, in operator set 21: it has none for",
-        "earlier ones. Memory: what loading a model and running it add to a fresh process at most.",
+        f"Medians of {ROUNDS} interleaved rounds ({REFERENCE_ROUNDS} of onnx.reference) in one",
+        "process; ratios are medians over rounds. OpenBLAS has one thread, as onnxruntime (ort)",
+        "has. onnx.reference computes Q/DQ nodes as they are written, in operator set 21: it has",
+        "none of earlier ones. Memory is what loading a model and running it add to a fresh",
+        "process at most.",
     )
     found = {name: _measure(artifacts, name) for name in NAMES}
-    columns = ("", "ms", "ort ms", "reference ms", "to ort", "from reference", "MiB", "ort MiB", "to ort")
-    report.table(
-        "slimctl's artifact",
-        columns,
-        [one.row(MODELS[name].title) for name, one in found.items()],
-    )
+    columns = ("", "ms", "ort ms", "reference ms", "of ort", "faster", "MiB", "ort MiB", "of ort")
+    rows = [one.row(MODELS[name].title) for name, one in found.items()]
+    report.table("slimctl's artifacts", columns, rows)
     one, title = found[PROMISED], MODELS[PROMISED].title
     report.check(
         f"{title}: at least {FASTER:g}x as fast as onnx.reference",

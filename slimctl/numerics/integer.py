@@ -182,7 +182,7 @@ def requantize(
     zero_point: Integer,
     kind: QuantizedType,
     rounding: Round = np.rint,
-) -> Integer:
+) -> NDArray[np.floating[Any]]:
     """``saturate(round(float32(accumulator) * multiplier) + zero_point)``.
 
     Args:
@@ -192,6 +192,9 @@ def requantize(
         zero_point: Of the output, a scalar.
         kind: Type of the output.
         rounding: Ties to even unless a device does otherwise.
+
+    Returns:
+        Codes in the type of the multiplier, which holds them exactly.
     """
     # As a register is converted: rounded once to float32. Reals of another source stay as wide as
     # they are where the multiplier is.
@@ -203,5 +206,4 @@ def requantize(
     shift = values.dtype.type(zero_point)
     if shift:
         np.add(values, shift, out=values)
-    np.clip(values, values.dtype.type(kind.low), values.dtype.type(kind.high), out=values)
-    return values.astype(kind.dtype)
+    return np.clip(values, values.dtype.type(kind.low), values.dtype.type(kind.high), out=values)
