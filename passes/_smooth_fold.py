@@ -95,12 +95,15 @@ class Divider:
         return self._fold(value, _Shape(shared.channels, spatial), scale)
 
     def _fold(self, value: ir.Value, shape: _Shape, scale: NDArray[np.float64] | None) -> bool:
-        """Multiplies what makes a value by one number per channel, if it is made by constants."""
+        """Multiplies a value by one number per channel, if it is made by constants."""
         node = value.producer()
-        if node is None or node.graph is None:
-            return False
-        if scale is not None:
+        folds = node is not None and node.graph is not None and self._fold_node(node, shape, scale)
+        if folds and scale is not None:
             record_scaling(value, 1 if shape.spatial else -1, scale)
+        return folds
+
+    def _fold_node(self, node: ir.Node, shape: _Shape, scale: NDArray[np.float64] | None) -> bool:
+        """The same for the node that makes it."""
         if node.op_type in _NORMALIZATIONS and not shape.spatial:
             return self._fold_normalization(node, shape, scale)
         if node.domain or node.op_type not in ("Add", "Div", "Mul"):
@@ -148,6 +151,8 @@ class Divider:
         node = ir.Node("", "Mul", [shared.value, scale], name=self._names.fresh_node(label))
         node.outputs[0].name = self._names.fresh(label)
         node.outputs[0].type, node.outputs[0].shape = shared.value.type, shared.value.shape
+        node.outputs[0].metadata_props.update(shared.value.metadata_props)
+        record_scaling(node.outputs[0], -1, 1.0 / factors)
         set_provenance(node, self._provenance)
         graph.insert_before(shared.layers[0].layer.node, node)
         for layer in shared.layers:

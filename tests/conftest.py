@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import os
+
+# One thread for each worker: with more than there are processors, small products of matrices wait
+# for each other most of the time. numpy reads the number when it is imported.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any

@@ -9,7 +9,8 @@ the tensors; what its optimizer changes on top is noticed on the outputs.
 A tensor has diverged when its SQNR is below a bound and the error stays: at least one of the next
 common tensors that depend on it is below the bound too. A tensor that was merely given another
 meaning, as a convolution's output before and after the normalization behind it was folded in, does
-not count then.
+not count then. Where a pass scaled channels, the tensor has a record of it (``graph.scaled``), and
+the reference's is multiplied with the factors.
 
 Memory: tensors are tapped in chunks of at most :data:`CHUNK_BYTES` per model.
 """
@@ -27,6 +28,7 @@ import onnx_ir as ir
 from slimctl.core.contract import Feeds
 from slimctl.evaluate.metrics import LIMIT_DB, Similarity
 from slimctl.graph.load import load_model
+from slimctl.graph.scaled import recorded_scaling
 from slimctl.graph.session import Level, open_session, run, tapped
 from slimctl.graph.shapes import infer_shapes
 
@@ -227,18 +229,25 @@ def _measure_chunk(
         for model, names in ((reference, pairs.keys()), (other, pairs.values()))
     ]
     totals = {name: Similarity() for name in pairs}
+    values = {value.name or "": value for value in _node_outputs(other) if value.name in pairs}
     for feed in feeds:
-        _add_run(totals, pairs, *(run(session, feed) for session in sessions))
+        _add_run(totals, pairs, values, *(run(session, feed) for session in sessions))
     return {name: total.sqnr_db for name, total in totals.items() if total.elements}
 
 
 def _add_run(
-    totals: Mapping[str, Similarity], pairs: Mapping[str, str], expected: Feeds, found: Feeds
+    totals: Mapping[str, Similarity],
+    pairs: Mapping[str, str],
+    values: Mapping[str, ir.Value],
+    expected: Feeds,
+    found: Feeds,
 ) -> None:
     # A function of its own, so that one run's tensors are gone before the next run.
     for name, tap in pairs.items():
         if _comparable(expected[name], found[tap]):
-            totals[name].update(expected[name], found[tap])
+            factors = recorded_scaling(values[name], expected[name].ndim)
+            meant = expected[name] if factors is None else expected[name] * factors
+            totals[name].update(meant, found[tap])
 
 
 def _comparable(expected: object, found: object) -> bool:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from slimctl.evaluate.parameters import Finding
 from slimctl.graph.edit import const_array
+from slimctl.graph.scaled import recorded_scaling
 from slimctl.runtime.kernels.quantize import dequantize_linear
 
 _LAYERS = {"Conv": 0, "ConvTranspose": 1, "Gemm": 1, "MatMul": -1}
@@ -25,7 +26,8 @@ _LAYERS = {"Conv": 0, "ConvTranspose": 1, "Gemm": 1, "MatMul": -1}
 
 _SAME_STEPS = 1.5
 """Root mean square difference up to which two tensors are taken for the same weights. Beyond it
-they were pruned or equalized, or are wrong in a way that the layer's output shows."""
+they were pruned, or equalized by another tool, or are wrong in a way that the layer's output shows.
+"""
 
 _NEAR_ONE = 0.05
 """Folded normalizations scale channels by other factors than this; rounding does not reach it."""
@@ -64,11 +66,39 @@ def _check(node: ir.Node, original: ir.Node) -> Iterator[Finding]:
         return
     zero_point = arrays[2] if len(arrays) > 2 else None
     real = dequantize_linear(codes, scale, zero_point, axis=axis).astype(np.float64)
-    steps = _steps(real, wanted.astype(np.float64), scale, axis, _channel_axis(node, rank))
+    meant = wanted.astype(np.float64) / _input_factors(node, wanted.shape)
+    steps = _steps(real, meant, scale, axis, _channel_axis(node, rank))
     reason = _shift(steps, wanted)
     if reason:
         value = restorer.inputs[0]
         yield Finding(node.name or "", "" if value is None else value.name or "", reason)
+
+
+def _input_factors(node: ir.Node, shape: tuple[int, ...]) -> NDArray[Any]:
+    """What the channels that a layer reads were multiplied with; broadcasts to its weights."""
+    value = _before_codes(node.inputs[0])
+    rank = 0 if value is None or value.shape is None else value.shape.rank()
+    factors = None if value is None or not rank else recorded_scaling(value, rank)
+    channels = 1 if node.op_type != "MatMul" else rank - 1
+    if factors is None or factors.size != factors.shape[channels]:
+        return np.ones(())
+    flat = factors.reshape(-1)
+    if node.op_type == "Conv":
+        group = node.attributes.get_int("group", 1)
+        rows = np.repeat(flat.reshape(group, -1), shape[0] // group, axis=0)  # [o, i / group]
+        return rows.reshape(*rows.shape, *(1,) * (len(shape) - 2))
+    across = node.op_type == "Gemm" and node.attributes.get_int("transB", 0) != 0
+    place = {"ConvTranspose": 0, "MatMul": len(shape) - 2}.get(node.op_type, int(across))
+    return flat.reshape([-1 if i == place else 1 for i in range(len(shape))])
+
+
+def _before_codes(value: ir.Value | None) -> ir.Value | None:
+    """The real tensor in front of a Q/DQ pair, or the tensor itself."""
+    for maker in ("DequantizeLinear", "QuantizeLinear"):
+        node = None if value is None else value.producer()
+        if node is not None and node.op_type == maker:
+            value = node.inputs[0]
+    return value
 
 
 def _channel_axis(node: ir.Node, rank: int) -> int:

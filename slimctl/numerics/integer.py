@@ -8,6 +8,7 @@ into parts for which that holds, and the parts are added in float64, which is ex
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import prod
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -31,9 +32,9 @@ def largest(codes: Integer, zero_point: Integer | int = 0) -> int:
     """The largest magnitude of ``codes - zero_point`` that the type of the codes allows."""
     limits = np.iinfo(codes.dtype)
     zero_points = np.asarray(zero_point).astype(np.int64)
-    return int(
-        max(limits.max - zero_points.min(initial=0), zero_points.max(initial=0) - limits.min)
-    )
+    if not zero_points.size:
+        return 0
+    return int(max(limits.max - zero_points.min(), zero_points.max() - limits.min))
 
 
 def centered(codes: Integer, zero_point: Integer | int = 0) -> NDArray[np.float32]:
@@ -71,7 +72,7 @@ def exact_reduction(weight: NDArray[np.float32], bound: int) -> Reduction:
         OverflowError: A single product does not fit.
     """
     terms = weight.shape[-1]
-    flat = np.abs(weight.reshape(-1, terms)).astype(np.float64)  # [rows, terms]
+    flat = np.abs(weight.reshape(prod(weight.shape[:-1]), terms)).astype(np.float64)
     sums = np.zeros((flat.shape[0], terms + 1))
     np.cumsum(flat, axis=1, out=sums[:, 1:])
     parts: list[slice] = []
@@ -172,8 +173,10 @@ def wrapped(accumulators: Accumulators) -> tuple[Accumulators, int]:
 
 def half_away(values: NDArray[Any], out: NDArray[Any] | None = None) -> NDArray[Any]:
     """Rounds to the nearest integer, ties away from zero."""
-    magnitude = np.floor(np.abs(values) + values.dtype.type(0.5))
-    return np.asarray(np.copysign(magnitude, values, out=out))
+    whole = np.trunc(values)
+    # The rest is exact. Adding a half instead would round: 0.5 - 2^-25 and 0.5 are 1 in float32.
+    away = np.abs(values - whole) >= 0.5
+    return np.asarray(np.add(whole, np.copysign(away.astype(values.dtype), values), out=out))
 
 
 def requantize(

@@ -128,7 +128,5 @@ def test_quantized_case(case: Case, mode: str, tmp_path: Path) -> None:
         assert error.fix
         return
     if (case.id, mode) in UNROUNDED:
-        with pytest.raises(AssertionError):
-            assert_same(output_in(tmp_path), case.feeds("evaluation")[:2])
-    else:
-        assert_same(output_in(tmp_path), case.feeds("evaluation")[:2])
+        pytest.skip(UNROUNDED[case.id, mode])
+    assert_same(output_in(tmp_path), case.feeds("evaluation")[:2])

@@ -113,11 +113,48 @@ def test_loop(opset: int, trips: int) -> None:
 
 @pytest.mark.parametrize(("trips", "condition"), [(0, True), (-1, True), (3, False)])
 def test_a_loop_without_a_round(trips: int, condition: bool) -> None:
+    """What it would have given has the types and shapes that the body declares."""
     x = np.array([1, 2], np.float32)
-    y, n, s, i = _ours(_LOOP, m=_int(trips), c=np.array(condition), x=x, step=x)
+    feeds = {"m": _int(trips), "c": np.array(condition), "x": x, "step": x}
+    _assert_agrees(_LOOP, **feeds)
+    y, n, s, i = _ours(_LOOP, **feeds)
     np.testing.assert_array_equal(y, x)
     assert n == 0
-    assert len(s) == len(i) == 0
+    assert (s.dtype, s.shape) == (np.float32, (0, 2))
+    assert (i.dtype, i.shape) == (np.int64, (0,))
+
+
+def test_axes_of_unknown_size_have_no_element_without_a_round() -> None:
+    text = """
+    g (int64 m, bool c, bool[n] x) => (bool[t, n] s) {
+      s = Loop (m, c) <
+        body = b (int64 k, bool go) => (bool on, bool[n] seen) {
+          on = Identity(go)
+          seen = Not(x)
+        }
+      >
+    }
+    """
+    feeds = {"m": _int(0), "c": np.array(True), "x": np.ones(3, np.bool_)}
+    _assert_agrees(text, **feeds)
+    assert _ours(text, **feeds)[0].shape == (0, 0)
+
+
+def test_a_scan_of_nothing() -> None:
+    text = """
+    g (float[2] start, int64[t, 3] x) => (float[2] last, int64[3, u] s) {
+      last, s = Scan (start, x) <num_scan_inputs = 1, scan_output_axes = [1],
+        body = b (float[2] state, int64[3] a) => (float[2] s1, int64[3] s2) {
+          s1 = Identity(state)
+          s2 = Identity(a)
+        }
+      >
+    }
+    """
+    start = np.array([1, 2], np.float32)
+    last, s = _ours(text, 11, start=start, x=np.zeros((0, 3), np.int64))
+    np.testing.assert_array_equal(last, start)
+    assert (s.dtype, s.shape) == (np.int64, (3, 0))
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from slimctl.runtime import convolve as module
-from slimctl.runtime.convolve import convolve, spread
+from slimctl.runtime.convolve import convolve, convolved_blocks, put_block, spread
 from slimctl.runtime.kernels.convolution import Numbers, conv, conv_transpose, deform_conv
-from slimctl.runtime.windows import place_windows
+from slimctl.runtime.windows import padded, place_windows, taps
 from tests.runtime.kernels.one_node import assert_agrees, assert_close
 
 _RNG = np.random.default_rng(11)
@@ -109,6 +109,39 @@ def test_blocks_of_every_size_compute_the_same(
     monkeypatch.setattr(module, "_LARGE", limit)
     # the products of blocks may be added in another order
     assert_close(convolve(x, w, windows, groups=group), whole, rtol=1e-6)
+
+
+@pytest.mark.parametrize("limit", [1, 200, 10**6])
+@pytest.mark.parametrize("groups", [*_GROUPS, (2, 4, 40)])
+@pytest.mark.parametrize("shapes", [*_SHAPES, ((5, 40), (3, 5))])
+@pytest.mark.parametrize("steps", [(1, 1), (1, 2), (2, 1), (3, 2), (2, 3)])
+def test_codes_as_sums_of_taps(
+    shapes: tuple[Numbers, Numbers],
+    groups: Numbers,
+    steps: Numbers,
+    limit: int,
+    monkeypatch: Any,
+) -> None:
+    """Codes of 8 bits, cast where they are copied, beside a padding that is not 0."""
+    (size, kernel), (stride, dilation) = shapes, steps
+    monkeypatch.setattr(module, "_CACHED", limit)
+    monkeypatch.setattr(module, "_LARGE", limit)
+    rank, (group, channels, outputs) = len(size), groups
+    x = _RNG.integers(0, 256, (2, channels, *(n + 4 for n in size)), np.uint8)
+    w = _RNG.integers(-9, 10, (outputs, channels // group, *kernel)).astype(np.float32)
+    strides = (*[1] * (rank - 1), stride) if stride == 3 else (stride,) * rank
+    windows = place_windows(
+        x.shape[2:], kernel, strides=strides, dilations=(dilation,) * rank, pads=(2,) * 2 * rank
+    )
+    read = padded(x, windows, 77).astype(np.int64).reshape(2, group, -1, *windows.extents)
+    expected = np.zeros((2, group, outputs // group, *windows.counts), np.int64)
+    grouped = w.astype(np.int64).reshape(group, outputs // group, -1, *kernel)
+    for tap, index in taps(windows):
+        expected += np.einsum("goc,ngc...->ngo...", grouped[(..., *tap)], read[index])
+    result = np.full((2, outputs, *windows.counts), np.nan, np.float32)
+    for place, sums in convolved_blocks(x, w, windows, groups=group, fill=77):
+        put_block(result, place, sums)
+    np.testing.assert_array_equal(result, expected.reshape(result.shape))
 
 
 def test_integers_that_float32_holds_are_summed_exactly() -> None:
