@@ -127,7 +127,7 @@ def test_nodes_can_be_left_out(slimctl) -> None:
 def test_a_folder_is_an_artifact(slimctl) -> None:
     ended = slimctl("verify", "artifact", "--json")
     assert ended.code == 0, ended.stderr
-    assert parsed(ended)["integrity"].endswith("as the manifest describes")
+    assert "1 file as the manifest describes; made for cpu" in parsed(ended)["integrity"]
     assert parsed(ended)["nodes"]["runtimes"][0]["codes"] > 0
 
 
@@ -315,7 +315,7 @@ def test_an_existing_report_needs_force(quantized: Path, slimctl) -> None:
     ("options", "message"),
     [
         (("--report", "no/where.html"), "does not exist"),
-        (("--report", "report.html", "--no-nodes"), "A report shows nodes"),
+        (("--report", "report.html", "--no-nodes"), "--report is about nodes"),
         (("--report", "artifact", "--force"), "directory"),
     ],
     ids=["no folder", "no nodes", "a folder"],
