@@ -13,8 +13,10 @@ import onnx_ir as ir
 import pytest
 
 from slimctl.core.contract import Feeds
+from slimctl.core.cpu import products_saturate
 from slimctl.core.errors import PassFailedError, SampleError
 from slimctl.evaluate.replay import replay
+from slimctl.graph.edit import all_nodes
 from slimctl.graph.load import load_model
 from slimctl.graph.session import Level, Products, open_session, run
 from slimctl.passes.quantize import Quantize
@@ -59,6 +61,8 @@ def _tolerance(model: ir.Model) -> float:
 def assert_same(path: Path, samples: list[Feeds], levels: Sequence[Level] = _LEVELS) -> None:
     """Outputs are the same; where there are codes, each node's are, on the same inputs."""
     model = load_model(path)
+    if products_saturate() and any(n.op_type == "DynamicQuantizeLSTM" for n in all_nodes(model)):
+        pytest.skip("how onnxruntime's quantized LSTM saturates without VNNI is not emulated")
     for level in levels:
         found = replay(model, samples, level=level, device=host_device())
         wrong = [node for node in found.nodes if node.is_codes and not node.only_ties]
