@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from slimctl.core.contract import Feeds
 from slimctl.core.cpu import products_saturate
-from slimctl.core.errors import ModelExecutionError, UnsupportedModelError
+from slimctl.core.errors import ModelExecutionError, ModelLoadError, UnsupportedModelError
 from slimctl.graph._ort_errors import translated
 from slimctl.graph.bodies import expose, observable_graphs
 from slimctl.graph.edit import NameScope, clone_model, remove_dead, used_values
@@ -147,7 +147,10 @@ weights saturate; those of int8 and int8 are exact."""
 
 def _exact(model: ir.Model | Path, options: ort.SessionOptions) -> ir.Model | Path:
     """The same with exact products; the file itself where it has them already."""
-    read = load_model(model) if isinstance(model, Path) else model
+    try:
+        read = load_model(model) if isinstance(model, Path) else model
+    except ModelLoadError:
+        return model  # onnxruntime is about to say what is wrong with it
     if has_int8_activations(read):
         options.add_session_config_entry(_KEEP_INT8, "1")
     return with_exact_products(read) or model
