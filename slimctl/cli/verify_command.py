@@ -337,8 +337,10 @@ def _checked(model: Path) -> tuple[Path, str]:
 
 def _provider_of(target: str) -> str:
     """Whether the provider that an artifact was made for can be asked here."""
-    from slimctl.targets import load_target
+    from slimctl.targets import load_target, target_names
 
+    if target not in target_names():  # a profile of the user's own, which is not in the artifact
+        return f"made for {target}"
     provider = load_target(target).provider
     installed = provider in _providers()
     return f"made for {target}, whose {provider} is {'' if installed else 'not '}installed here"

@@ -12,7 +12,7 @@ them changes nothing: with graph optimizations an observed tensor could not be f
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -64,23 +64,26 @@ class NodeTotals:
     relative: float = 0.0
 
     @property
-    def share(self) -> float:
-        """Part of the codes that differ, from 0 to 1."""
-        return self.differing / self.elements if self.elements else 0.0
-
-    @property
     def only_ties(self) -> bool:
         """Whether rounding at ties explains every difference."""
         return self.differing == self.ties
+
+    def add_other_shape(self, ours: NDArray[Any]) -> None:
+        """Adds one run in which the runtimes do not even agree on the shape."""
+        self.elements += ours.size
+        if self.is_codes:
+            self.differing += ours.size
+            self.steps = max(
+                self.steps, int(np.iinfo(ours.dtype).max) - int(np.iinfo(ours.dtype).min)
+            )
+        else:
+            self.relative = float("inf")
 
     def add(self, ours: NDArray[Any], theirs: NDArray[Any], exact: NDArray[Any] | None) -> None:
         """Adds one run."""
         self.elements += ours.size
         if not self.is_codes:
-            largest = float(np.abs(theirs.astype(np.float64)).max(initial=0.0))
-            difference = np.abs(ours.astype(np.float64) - theirs.astype(np.float64))
-            worst = float(np.nanmax(difference, initial=0.0))
-            self.relative = max(self.relative, worst / largest if largest else worst)
+            self.relative = max(self.relative, _relative(ours, theirs))
             return
         places = np.flatnonzero(ours.reshape(-1) != theirs.reshape(-1))
         if not places.size:
@@ -94,6 +97,17 @@ class NodeTotals:
             values = exact.reshape(-1)[places]
             at_tie = np.abs(values - np.floor(values) - 0.5) < TIE_STEPS
             self.ties += int(np.count_nonzero(at_tie & (steps == 1)))
+
+
+def _relative(ours: NDArray[Any], theirs: NDArray[Any]) -> float:
+    """The largest difference as a part of the largest value; infinite where only one is finite."""
+    a, b = ours.astype(np.float64), theirs.astype(np.float64)
+    finite = np.isfinite(a) & np.isfinite(b)
+    if np.any(~finite & (a != b) & ~(np.isnan(a) & np.isnan(b))):
+        return float("inf")
+    worst = float(np.abs(a[finite] - b[finite]).max(initial=0.0))
+    largest = float(np.abs(b[finite]).max(initial=0.0))
+    return worst / largest if largest else worst
 
 
 @dataclass(frozen=True)
@@ -164,7 +178,7 @@ def replay(
     ours = Runtime(model, arithmetic=arithmetic, device=device, tracing=True)
     observed = _observed(model, ours, floats=not fused)
     watching = open_session(
-        tapped(model, [name for name, _ in observed.values()]),
+        tapped(model, list(observed)),
         level=level,
         threads=threads,
         provider=provider,
@@ -190,22 +204,22 @@ def replay(
     )
 
 
-_Observed = Mapping[str, tuple[str, bool]]
-"""By tensor: its name again, and whether it holds codes."""
+_Observed = Mapping[str, bool]
+"""Whether a tensor holds codes, by name."""
 
 
 def _observed(model: ir.Model, runtime: Runtime, *, floats: bool) -> _Observed:
     values = {v.name: v for node in model.graph for v in node.outputs if v.name}
-    found: dict[str, tuple[str, bool]] = {}
+    found: dict[str, bool] = {}
     for step in runtime.plan.steps:
         for name in step.outputs:
             value = values.get(name)
             if value is None:
                 continue
             if is_codes(value):
-                found[name] = (name, True)
+                found[name] = True
             elif floats and value.dtype in (ir.DataType.FLOAT, ir.DataType.FLOAT16):
-                found[name] = (name, False)
+                found[name] = False
     return found
 
 
@@ -229,19 +243,22 @@ def _compare_nodes(
     observed: _Observed,
     totals: dict[str, NodeTotals],
 ) -> None:
+    steps = ours.plan.steps
+    rounded = {step.inputs[0] for step in steps if step.op_type == "QuantizeLinear"}
     floats: dict[str, NDArray[Any]] = {}
 
     def probe(step: Step, name: str, value: Value) -> Value:
-        if isinstance(value, np.ndarray) and value.dtype.kind == "f":
+        if name in rounded:
             floats[name] = value
-        if name not in observed or not isinstance(value, np.ndarray):
-            return value
-        expected = theirs[name]
-        if not isinstance(expected, np.ndarray) or expected.shape != value.shape:
+        if name not in observed:
             return value
         total = totals.setdefault(
-            name, NodeTotals(step.name, step.op_type, name, is_codes=observed[name][1])
+            name, NodeTotals(step.name, step.op_type, name, is_codes=observed[name])
         )
+        expected = np.asarray(theirs[name])
+        if expected.shape != np.shape(value):
+            total.add_other_shape(value)
+            return value
         total.add(value, expected, _exact(step, floats, ours))
         return expected.astype(value.dtype, copy=False)
 
@@ -256,8 +273,3 @@ def _exact(step: Step, floats: Mapping[str, NDArray[Any]], runtime: Runtime) -> 
     if values is None or scale is None or scale.size != 1:
         return None
     return values.astype(np.float64) / float(scale.reshape(()))
-
-
-def first_parting(nodes: Sequence[NodeTotals]) -> NodeTotals | None:
-    """The first node whose codes differ by more than ties explain."""
-    return next((node for node in nodes if node.is_codes and not node.only_ties), None)

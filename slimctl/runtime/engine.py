@@ -98,7 +98,7 @@ class Engine:
 
         On x86 onnxruntime makes int8 activations between Q/DQ pairs uint8 (QDQS8ToU8Transformer).
         """
-        if not self.in_region or codes.dtype != np.int8:
+        if self.device.sums is None or not self.in_region or codes.dtype != np.int8:
             return codes, zero_point
         return codes.view(np.uint8) ^ np.uint8(128), zero_point.view(np.uint8) ^ np.uint8(128)
 

@@ -243,8 +243,6 @@ def _plain(attribute: ir.Attr) -> Any:
         return _array(attribute.as_tensor())
     if attribute.type in (kinds.INTS, kinds.FLOATS, kinds.STRINGS):
         return tuple(attribute.value)
-    if attribute.type == kinds.TYPE_PROTO:
-        return attribute.value
     return attribute.value
 
 
