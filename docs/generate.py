@@ -1,4 +1,4 @@
-"""Writes the reference pages from the code: commands, passes, targets and the recipe schema.
+"""Writes the reference pages from the code: commands, passes, targets, metrics, recipe schema.
 
 ``python docs/generate.py`` writes them, ``python docs/generate.py --check`` fails when they are
 out of step with the code.
@@ -32,6 +32,8 @@ from slimctl.cli.group import root_command  # noqa: E402
 from slimctl.cli.words import setting  # noqa: E402
 from slimctl.core.registry import BUILT_IN, find_pass  # noqa: E402
 from slimctl.core.rules import Demand, OperatorTable, Rule  # noqa: E402
+from slimctl.evaluate.metrics import metric_kinds, options_of  # noqa: E402
+from slimctl.evaluate.metrics.function import FunctionMetric  # noqa: E402
 from slimctl.recipe.json_schema import recipe_json_schema  # noqa: E402
 from slimctl.targets import load_target, target_names  # noqa: E402
 
@@ -42,6 +44,7 @@ def pages() -> dict[str, str]:
         "commands.md": _page("Commands", commands_page()),
         "passes.md": _page("Passes", passes_page()),
         "targets.md": _page("Targets", targets_page()),
+        "metrics.md": _page("Metrics", metrics_page()),
         "recipe-schema.json": json.dumps(recipe_json_schema(), indent=2) + "\n",
     }
 
@@ -146,6 +149,7 @@ def _field_type(field: Any) -> str:
         "bool": "yes or no",
         "bool | None": "yes or no",
         "tuple[str, ...]": "list of texts",
+        "str": "text",
     }.get(text, text)
 
 
@@ -211,6 +215,51 @@ def _rules(rules: Sequence[Rule]) -> Iterator[str]:
     ]
     if rows:
         yield from _table(("rule", "operators", "wants", "else", "why, what helps", "from"), rows)
+
+
+_METRICS = """\
+A metric is written `name`, or `name:OUTPUT` when the model has several outputs that could be meant,
+or `name?option=value&option=value`, or `name:OUTPUT?option=value`; in a shell, in quotes. So
+`slimctl eval MODEL --data SOURCE --metric "ctc-cer?layout=tnc"`, and the same text in recipes.
+
+Labels are the array `labels` of `.npz` files, the folders of pictures, or what `module:function`
+yields behind the inputs. Axis 0 counts samples; each may have a label of any shape.
+
+Values come with a 95 % interval: the metric is computed of 2,000 draws of as many samples, with
+replacement, and the 2.5th and 97.5th percentiles of it are the ends (percentile bootstrap; Efron &
+Tibshirani, 1993). It says how far other samples of the same kind would move the value. With
+`--against` the same samples are drawn for both models; the difference is called *significant* when
+the p-value is below 5 %, else *within noise*. Where a sample is a hit or a miss the p-value is that
+of McNemar's exact test, else of the paired bootstrap. Where all samples have the same record the
+interval has no width."""
+
+_NEEDS = {
+    "labels": "needs labels",
+    "reference": "needs the model behind `--against`",
+    "nothing": "uses labels if there are any",
+}
+
+
+def metrics_page() -> Iterator[str]:
+    """One section per metric."""
+    yield from (_METRICS, "")
+    for name, kind in metric_kinds().items():
+        yield from (f"## {name}", "", f"{kind.summary}. {kind.reads}", "")
+        yield from (f"{kind.direction.capitalize()} is better; {_NEEDS[kind.needs]}.", "")
+        rows = [
+            (f"`{option}`", _field_type(field), _option_default(field), str(field.description))
+            for option, field in kind.model_fields.items()
+            if option in options_of(kind)
+        ]
+        if rows:
+            yield from _table(("option", "values", "default", "meaning"), rows)
+    own = FunctionMetric
+    yield from (f"## {own.name}", "", f"{own.summary}. {own.reads}", "")
+    yield from (f"It {_NEEDS[own.needs]}.", "")
+
+
+def _option_default(field: Any) -> str:
+    return "none" if field.default == "" else setting(field.default)
 
 
 def _link(document: str) -> str:

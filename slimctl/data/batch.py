@@ -17,7 +17,8 @@ class Batch:
 
     Attributes:
         feeds: One array per model input.
-        labels: One label per sample, or None when the source has none.
+        labels: One label per sample along axis 0, each a number or an array; None when the source
+            has none.
         first: Index of the first sample, counted over the samples that are used.
         size: Number of samples.
     """
@@ -34,7 +35,7 @@ class Chunk:
 
     Attributes:
         feeds: One array per model input, of the model's rank.
-        labels: One label per sample, or None.
+        labels: One label per sample along axis 0, a number or an array, or None.
         place: Name for messages, such as ``calib.npz[17]``.
         size: Number of samples.
         divisible: The samples lie along axis 0 of every array, and the model takes any number.

@@ -14,11 +14,13 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from slimctl.core.errors import SlimctlError, SourceError
+from slimctl.core.errors import SampleError, SlimctlError, SourceError
 from slimctl.data.batch import Chunk
 from slimctl.data.folders import BatchReader, batch_chunk
 from slimctl.data.inputs import InputSpec, check_feeds
+from slimctl.data.npz import LABELS
 
 CALLABLE_PATTERN = re.compile(
     r"(?P<module>[^:]+\.py|[A-Za-z_][\w.]*):(?P<function>[A-Za-z_][\w.]*)"
@@ -28,9 +30,9 @@ CALLABLE_PATTERN = re.compile(
 class CallableReader(BatchReader):
     """A function without arguments that returns an iterable of batches.
 
-    Each item is a dictionary of arrays by input name, or a pair of it and labels, and is fed to the
-    model as it is. The function is called anew for every pass over the data and must yield the
-    same each time.
+    Each item is a dictionary of arrays by input name, or a pair of it and labels, an array whose
+    axis 0 counts samples. The dictionary is fed to the model as it is. The function is called anew
+    for every pass over the data and must yield the same each time.
     """
 
     kind = "callable"
@@ -59,9 +61,27 @@ class CallableReader(BatchReader):
         feeds = {str(name): np.asarray(array) for name, array in item.items()}
         check_feeds(feeds, self._specs, place)
         self.labeled = labels is not None
-        return batch_chunk(
-            feeds, None if labels is None else np.asarray(labels), self._specs, place
-        )
+        return batch_chunk(feeds, _label_array(labels, place), self._specs, place)
+
+
+def _label_array(labels: Any, place: str) -> NDArray[Any] | None:
+    """Labels as one array, of any shape behind the axis of samples.
+
+    Raises:
+        SampleError: Their rows have different lengths.
+    """
+    if labels is None:
+        return None
+    try:
+        return np.asarray(labels)
+    except ValueError as error:
+        raise SampleError(
+            place,
+            LABELS,
+            found="rows of different lengths",
+            wanted="one array, with the same shape for each sample",
+            fix="fill the rows up to one length, with -1 or what the metric leaves out",
+        ) from error
 
 
 def _guarded(function: Callable[[], Any], spec: str) -> Iterator[Any]:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
 import onnx_ir as ir
 
 from slimctl.core.contract import Progress, SilentProgress
 from slimctl.core.errors import OptionError, SourceError
 from slimctl.data.sources import DataSource
-from slimctl.evaluate.metrics import OPTION, TopK, open_metric
+from slimctl.evaluate.metrics import OPTION, Measured, open_metric
 from slimctl.graph.session import Level, Products, open_session, run
 
 
@@ -24,12 +23,14 @@ class Score:
         value: Over all samples.
         samples: How many there were.
         higher_is_better: Which direction is an improvement.
+        measured: The records behind it, for :mod:`slimctl.evaluate.significance`.
     """
 
     metric: str
     value: float
     samples: int
     higher_is_better: bool
+    measured: Measured | None = field(default=None, compare=False, repr=False)
 
 
 def accuracy(
@@ -49,7 +50,7 @@ def accuracy(
         model: The model, in memory or a file.
         source: Data opened for its interface.
         metric: See :mod:`slimctl.evaluate.metrics`.
-        reference: The model to agree with, for ``agreement``.
+        reference: The model to compare with, for metrics that need one.
         threads: Threads of onnxruntime, 0 for all cores.
         level: Graph optimizations of onnxruntime.
         products: Arithmetic of its integer kernels.
@@ -58,22 +59,13 @@ def accuracy(
     Raises:
         OptionError: Unknown metric, or one that does not fit the model.
         SourceError: The metric needs labels and the data have none.
-        SampleError: Labels are not class numbers.
+        SampleError: Labels are not what the metric needs.
         ModelExecutionError: onnxruntime refuses the model.
     """
     measured = open_metric(metric)
-    if measured.labels_from == "data" and not source.labeled:
-        raise SourceError(
-            source.spec,
-            f"{metric} needs labels and the data have none",
-            fix="add an array 'labels' to the .npz, use class folders, or yield (inputs, labels)",
-        )
+    check_needs(measured, source, reference)
     teacher = None
-    if isinstance(measured, TopK) and measured.labels_from == "reference":
-        if reference is None:
-            raise OptionError(
-                OPTION, f"{metric} needs a model to agree with", fix="name it with --against"
-            )
+    if measured.needs == "reference" and reference is not None:
         teacher = open_session(reference, level=level, threads=threads, products=products)
     session = open_session(model, level=level, threads=threads, products=products)
     samples = 0
@@ -81,9 +73,26 @@ def accuracy(
         source.batches(), total=None, label=f"evaluate {metric}"
     )
     for batch in tracked:
-        labels = batch.labels
-        if teacher is not None and isinstance(measured, TopK):
-            labels = np.argmax(measured.scores(run(teacher, batch.feeds)), axis=-1)
-        measured.update(run(session, batch.feeds), labels, batch.size)
+        expected = None if teacher is None else run(teacher, batch.feeds)
+        measured.update(run(session, batch.feeds), batch.labels, batch.size, reference=expected)
         samples += batch.size
-    return Score(metric, measured.value(), samples, measured.higher_is_better)
+    return Score(metric, measured.value(), samples, measured.higher_is_better, measured)
+
+
+def check_needs(measured: Measured, source: DataSource, reference: ir.Model | Path | None) -> None:
+    """Refuses a metric that cannot be measured.
+
+    Raises:
+        OptionError: It compares with a model, and there is none.
+        SourceError: It needs labels, and the data have none.
+    """
+    if measured.needs == "labels" and not source.labeled:
+        raise SourceError(
+            source.spec,
+            f"{measured.name} needs labels and the data have none",
+            fix="add an array 'labels' to the .npz, use class folders, or yield (inputs, labels)",
+        )
+    if measured.needs == "reference" and reference is None:
+        raise OptionError(
+            OPTION, f"{measured.name} needs a model to agree with", fix="name it with --against"
+        )

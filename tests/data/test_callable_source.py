@@ -67,6 +67,35 @@ def test_labels(module, model):
     assert sum(len(batch.labels) for batch in source.batches()) == 6
 
 
+def test_labels_that_are_arrays(module, model):
+    """Rows of objects, one per sample, cut with the batch."""
+    name = module("""
+def rows():
+    yield {"x": np.ones((3, 4), np.float32)}, np.arange(30).reshape(3, 2, 5)
+
+def lists():
+    yield {"x": np.ones((2, 4), np.float32)}, [[1, 2], [3, -1]]
+""")
+    batches = open_source(f"{name}:rows", interface=model, batch_size=2).batches()
+    assert [batch.labels.tolist() for batch in batches] == [
+        np.arange(20).reshape(2, 2, 5).tolist(),
+        np.arange(20, 30).reshape(1, 2, 5).tolist(),
+    ]
+    (batch,) = open_source(f"{name}:lists", interface=model).batches()
+    assert batch.labels.tolist() == [[1, 2], [3, -1]]
+
+
+def test_labels_of_different_lengths(module, model):
+    name = module("""
+def rows():
+    yield {"x": np.ones((2, 4), np.float32)}, [[1, 2], [3]]
+""")
+    with pytest.raises(SampleError, match="rows of different lengths") as caught:
+        open_source(f"{name}:rows", interface=model)
+    assert caught.value.sample == f"{name}:rows[0]"
+    assert "-1" in caught.value.fix
+
+
 def test_a_list_from_a_static_method(module, model):
     assert len(list(open_source(f"{module(GOOD)}:Data.stored", interface=model).batches())) == 1
 

@@ -82,6 +82,16 @@ def test_labels_of_a_folder(tmp_path, interface):
     np.testing.assert_array_equal(labels, [0, 1, 1, 2, 2])
 
 
+def test_labels_that_are_arrays(tmp_path, interface):
+    """Files may differ in how many objects they have at most."""
+    model = interface(("x", FLOAT, ("N", 4)))
+    for index, most in enumerate((3, 1)):
+        labels = np.full((2, most, 5), index)
+        np.savez(tmp_path / f"{index}.npz", x=np.ones((2, 4), np.float32), labels=labels)
+    source = open_source(str(tmp_path), interface=model)
+    assert [batch.labels.shape for batch in source.batches()] == [(2, 3, 5), (2, 1, 5)]
+
+
 def test_some_files_without_labels(tmp_path, interface):
     model = interface(("x", FLOAT, ("N", 4)))
     np.savez(tmp_path / "0.npz", x=np.ones((2, 4), np.float32), labels=np.array([0, 1]))

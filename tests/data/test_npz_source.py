@@ -57,6 +57,18 @@ def test_labels_go_along(npz, image_input, samples):
     np.testing.assert_array_equal(np.concatenate(labels), np.arange(10) * 7)
 
 
+@pytest.mark.parametrize("shape", [(4, 4), (3, 5), (16000,), (0, 5)])
+@pytest.mark.parametrize("kind", [np.int64, np.float32])
+def test_labels_may_be_arrays(npz, image_input, samples, shape, kind):
+    labels = np.random.default_rng(1).integers(0, 99, (10, *shape)).astype(kind)
+    source = open_source(npz(x=samples, labels=labels), interface=image_input, batch_size=4)
+    found = [batch.labels for batch in source.batches()]
+    assert [len(part) for part in found] == [4, 4, 2]
+    np.testing.assert_array_equal(np.concatenate(found), labels)
+    assert found[0].dtype == kind
+    assert len(source.content_hash()) == 64
+
+
 def test_an_input_called_labels_is_an_input(npz, interface, samples):
     both = interface(("x", FLOAT, ("N", 3, 4, 4)), ("labels", ir.DataType.INT64, ("N",)))
     source = open_source(npz(x=samples, labels=np.arange(10)), interface=both)

@@ -1,13 +1,18 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
+import onnx
 import pytest
+from onnx import helper
 
 from slimctl.core.errors import OptionError, SourceError
 from slimctl.data.sources import open_source
 from slimctl.evaluate.accuracy import accuracy
 from slimctl.evaluate.compare import outputs_of
 from slimctl.graph.edit import interface
+from slimctl.graph.load import load_model
 from slimctl.graph.save import save_model
 
 
@@ -61,3 +66,46 @@ def test_data_without_labels(model, tmp_path):
     with pytest.raises(SourceError, match="top1 needs labels") as caught:
         accuracy(model, source, "top1")
     assert "'labels'" in caught.value.fix
+
+
+def passed_on(folder: Path, *sizes: int) -> Path:
+    """A model that gives its input [N, ...] on as its output."""
+    shape = ["N", *sizes]
+    ports = [helper.make_tensor_value_info(name, 1, shape) for name in "xy"]
+    node = helper.make_node("Identity", ["x"], ["y"])
+    graph = helper.make_graph([node], "identity", ports[:1], ports[1:])
+    version = [helper.make_opsetid("", 17)]
+    onnx.save(helper.make_model(graph, opset_imports=version, ir_version=9), folder / "m.onnx")
+    return folder / "m.onnx"
+
+
+BOXES = np.array([[2, 0, 0, 10, 10], [1, 5, 5, 9, 30]])
+SYMBOLS = np.eye(4)[[[1, 0, 2], [3, 3, 0]]]
+
+
+@pytest.mark.parametrize(
+    ("metric", "outputs", "labels", "expected"),
+    [
+        ("f1", np.eye(3), np.arange(3), 1),
+        ("mean-iou", np.eye(3)[[[[0, 1]], [[2, 2]]]].swapaxes(1, 3), [[[0], [1]], [[2], [255]]], 1),
+        ("ctc-exact", SYMBOLS, [[1, 2], [3, -1]], 1),
+        ("ctc-cer", SYMBOLS, [[1, 2], [3, 1]], 1 / 4),
+        (
+            "map",
+            np.concatenate([BOXES[:, 1:], [[1], [1]], BOXES[:, :1]], 1)[:, None],
+            BOXES[:, None],
+            1,
+        ),
+        ("perplexity", np.zeros((2, 3, 7)), [[1, 2, -100], [6, 5, 4]], 7),
+        ("si-sdr", [[2.0, 1.0], [2.0, -1.0]], [[1.0, 0.0], [1.0, 0.0]], 10 * np.log10(4)),
+    ],
+)
+def test_labels_of_any_shape(metric, outputs, labels, expected, tmp_path):
+    """From a file through onnxruntime to the value."""
+    outputs = np.asarray(outputs, np.float32)
+    np.savez(tmp_path / "val.npz", x=outputs, labels=np.asarray(labels))
+    path = passed_on(tmp_path, *outputs.shape[1:])
+    source = open_source(str(tmp_path / "val.npz"), interface=interface(load_model(path)))
+    score = accuracy(path, source, metric, threads=1)
+    assert score.value == pytest.approx(expected)
+    assert score.measured is not None and len(score.measured.records) == len(outputs)
