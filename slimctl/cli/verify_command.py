@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -21,7 +22,7 @@ from slimctl.cli.options import (
     completes,
 )
 from slimctl.cli.output import Output
-from slimctl.core.errors import GateFailedError, OptionError
+from slimctl.core.errors import GateFailedError, OptionError, UnsupportedModelError
 from slimctl.core.files import check_output
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
     from slimctl.data.sources import DataSource
     from slimctl.evaluate.compare import Comparison
+    from slimctl.evaluate.drops import MetricDrops
 
 _BOUNDS = "Bounds (broken: exit code 1)"
 _DATA = "Data"
@@ -48,22 +50,6 @@ class Bound(NamedTuple):
     measure: str
     value: float | None
     is_minimum: bool = True
-
-
-class Drop(NamedTuple):
-    """A metric before and after.
-
-    Attributes:
-        metric: Its name.
-        reference: Of the reference; 1 for agreement.
-        model: Of the model.
-        drop: How much worse the model is.
-    """
-
-    metric: str
-    reference: float
-    model: float
-    drop: float
 
 
 def verify(
@@ -160,18 +146,29 @@ def verify(
         typer.Option(
             "--metric",
             metavar="METRIC",
-            help="For --max-metric-drop: top1, top5, agreement or module:function. Default: top1 "
-            "of labeled data, otherwise agreement.",
+            help="Measure what is lost of top1, top5, agreement or module:function, output by "
+            "output and layer by layer. Default with --max-metric-drop: top1 of labeled data, "
+            "otherwise agreement.",
             autocompletion=completes(["top1", "top5", "agreement"]),
             show_default=False,
         ),
     ] = None,
+    metric_layers: Annotated[
+        int,
+        typer.Option(
+            "--metric-layers",
+            metavar="COUNT",
+            help="For how many layers to measure the metric with that layer alone quantized, "
+            "beginning with the lowest SQNR: a pass over the data each.",
+            min=0,
+        ),
+    ] = 10,
     max_metric_drop: Annotated[
         float | None,
         typer.Option(
             "--max-metric-drop",
             metavar="NUMBER",
-            help="How much worse than the reference the metric may be.",
+            help="How much worse than the reference the metric may be at any output.",
             rich_help_panel=_BOUNDS,
             show_default=False,
         ),
@@ -213,6 +210,7 @@ def verify(
     """
     from slimctl.cli.verify_summary import Summary, blocks, to_document
     from slimctl.evaluate.compare import compare_models
+    from slimctl.evaluate.drops import metric_drops, worst_layers
     from slimctl.evaluate.verification import FEW_SAMPLES, verify_model
     from slimctl.graph.load import load_model
     from slimctl.graph.session import Products
@@ -225,7 +223,13 @@ def verify(
         Bound("--max-error", "max_abs_error", max_error, is_minimum=False),
     )
     _check_options(
-        bounds, against, max_metric_drop, max_step_difference, report, force=force, nodes=nodes
+        bounds,
+        against,
+        {"--metric": metric, "--max-metric-drop": max_metric_drop},
+        max_step_difference,
+        report,
+        force=force,
+        nodes=nodes,
     )
     path, checked = _checked(model)
     network = load_model(path)
@@ -253,18 +257,29 @@ def verify(
         )
     found = None
     if nodes:
-        found = verify_model(
+        with _left_out_nodes(against):
+            found = verify_model(
+                network,
+                [batch.feeds for batch in few.batches()],
+                reference=reference,
+                providers=_providers(),
+                threads=threads,
+                progress=progress,
+            )
+    drops = None
+    if reference is not None and (metric is not None or max_metric_drop is not None):
+        drops = metric_drops(
             network,
-            [batch.feeds for batch in few.batches()],
-            reference=reference,
-            providers=_providers(),
+            reference,
+            source,
+            metric or ("top1" if source.labeled else "agreement"),
+            layers=() if found is None else worst_layers(found.layers, metric_layers),
             threads=threads,
             progress=progress,
         )
-    drop = _drop(against, path, source, metric, threads) if max_metric_drop is not None else None
     failures = [text for bound in bounds for text in broken(bound, comparison)]
     failures += _broken_steps(max_step_difference, found)
-    failures += _broken_drop(max_metric_drop, drop)
+    failures += _broken_drops(max_metric_drop, drops)
     summary = Summary(
         model=model,
         reference=against,
@@ -273,7 +288,7 @@ def verify(
         integrity=checked,
         comparison=comparison,
         verification=found,
-        drop=drop,
+        drops=drops,
         failures=tuple(failures),
     )
     if report is not None:
@@ -290,10 +305,28 @@ def verify(
         )
 
 
+@contextmanager
+def _left_out_nodes(against: Path | None) -> Iterator[None]:
+    """Says how to go on where the built-in runtime does not know an operator.
+
+    Raises:
+        UnsupportedModelError: The one that was raised inside, with another remedy.
+    """
+    try:
+        yield
+    except UnsupportedModelError as error:
+        reference = " and --against REFERENCE" if against is None else ""
+        raise UnsupportedModelError(
+            error.what,
+            where=error.where,
+            fix=f"add --no-nodes{reference}: onnxruntime alone compares the outputs",
+        ) from error
+
+
 def _check_options(
     bounds: Sequence[Bound],
     against: Path | None,
-    max_metric_drop: float | None,
+    metrics: Mapping[str, object],
     max_step_difference: int | None,
     report: Path | None,
     *,
@@ -302,12 +335,12 @@ def _check_options(
 ) -> None:
     """What cannot be done is said before anything runs."""
     wanted = [bound.option for bound in bounds if bound.value is not None]
-    wanted += ["--max-metric-drop"] * (max_metric_drop is not None)
+    wanted += [option for option, given in metrics.items() if given is not None]
     if against is None and wanted:
         raise OptionError(
             wanted[0],
             f"{wanted[0]} compares with an original, and there is none",
-            fix="add --against REFERENCE, or leave the bound out",
+            fix="add --against REFERENCE, or leave the option out",
         )
     for option, given in (("--report", report), ("--max-step-difference", max_step_difference)):
         if given is not None and not nodes:
@@ -370,23 +403,6 @@ _REMOTE = ("AzureExecutionProvider",)
 """Runs models elsewhere."""
 
 
-def _drop(
-    against: Path | None, model: Path, source: DataSource, metric: str | None, threads: int
-) -> Drop:
-    from slimctl.evaluate.accuracy import accuracy
-    from slimctl.graph.session import Products
-
-    assert against is not None, "the option was checked"
-    name = metric or ("top1" if source.labeled else "agreement")
-    how: dict[str, Any] = {"reference": against, "threads": threads, "products": Products.NATIVE}
-    own = accuracy(model, source, name, **how)
-    if name.split(":")[0] == "agreement":
-        return Drop(name, 1.0, own.value, 1.0 - own.value)
-    original = accuracy(against, source, name, **how)
-    loss = original.value - own.value
-    return Drop(name, original.value, own.value, loss if own.higher_is_better else -loss)
-
-
 def broken(bound: Bound, comparison: Comparison | None) -> Iterator[str]:
     """Every output for which a bound does not hold, in words.
 
@@ -421,9 +437,13 @@ def _broken_steps(bound: int | None, found: object) -> Iterator[str]:
         )
 
 
-def _broken_drop(bound: float | None, drop: Drop | None) -> Iterator[str]:
-    if bound is not None and drop is not None and not drop.drop <= bound:
-        yield (
-            f"{drop.metric} went from {drop.reference:.4f} to {drop.model:.4f},"
-            f" --max-metric-drop is {bound:g}"
-        )
+def _broken_drops(bound: float | None, drops: MetricDrops | None) -> Iterator[str]:
+    if bound is None or drops is None:
+        return
+    for drop in drops.outputs:
+        if not drop.drop <= bound:  # NaN breaks every bound
+            place = f" at output '{drop.output}'" if drop.output else ""
+            yield (
+                f"{drops.metric} went from {drop.reference:.4f} to {drop.model:.4f}{place},"
+                f" --max-metric-drop is {bound:g}"
+            )

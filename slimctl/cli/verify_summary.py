@@ -11,8 +11,8 @@ from slimctl.cli import words
 from slimctl.cli.table import Block, Table, Warned
 
 if TYPE_CHECKING:
-    from slimctl.cli.verify_command import Drop
     from slimctl.evaluate.compare import Comparison, OutputComparison
+    from slimctl.evaluate.drops import LayerDrop, MetricDrops
     from slimctl.evaluate.layers import LayerError
     from slimctl.evaluate.verification import Judgment, Verification
 
@@ -32,7 +32,7 @@ class Summary:
         integrity: What the manifest says about the files.
         comparison: Outputs against the reference's.
         verification: What was found node by node.
-        drop: The metric before and after.
+        drops: What the metric loses; None where it was not asked for.
         failures: Bounds that do not hold, in words.
     """
 
@@ -43,7 +43,7 @@ class Summary:
     integrity: str
     comparison: Comparison | None
     verification: Verification | None
-    drop: Drop | None
+    drops: MetricDrops | None
     failures: tuple[str, ...]
 
 
@@ -61,7 +61,7 @@ def to_document(summary: Summary) -> dict[str, Any]:
         "passed": not summary.failures,
         "failures": list(summary.failures),
         **({} if comparison is None else comparison.to_dict()),
-        "metric": None if summary.drop is None else summary.drop._asdict(),
+        "metric": None if summary.drops is None else summary.drops.to_dict(),
         "nodes": None if found is None else to_dict(found),
     }
 
@@ -70,10 +70,9 @@ def blocks(summary: Summary, *, verbose: bool) -> Iterator[Block]:
     """The summary for people."""
     yield summary.integrity
     if summary.comparison is not None:
-        yield from _outputs(summary.comparison)
-    if summary.drop is not None:
-        drop = summary.drop
-        yield f"{drop.metric}: {drop.reference:.4f} -> {drop.model:.4f}"
+        yield from _outputs(summary.comparison, summary.drops)
+    if summary.drops is not None:
+        yield from _metric(summary.drops, verbose=verbose)
     if summary.verification is not None:
         yield from _nodes(summary.verification, verbose=verbose)
     if summary.data is None:
@@ -82,10 +81,11 @@ def blocks(summary: Summary, *, verbose: bool) -> Iterator[Block]:
         yield Warned("the data are random, so these numbers say little about real inputs")
 
 
-def _outputs(comparison: Comparison) -> Iterator[Block]:
+def _outputs(comparison: Comparison, drops: MetricDrops | None) -> Iterator[Block]:
+    header = ("output", ">SQNR", ">cosine", ">max error", ">same top-1", ">equal", ">non-finite")
     yield Table(
-        ("output", ">SQNR", ">cosine", ">max error", ">same top-1", ">equal", ">non-finite"),
-        [_output_row(out) for out in comparison.outputs],
+        header if drops is None else (*header, f">drop of {drops.metric}"),
+        [(*_output_row(out), *_lost(out.name, drops)) for out in comparison.outputs],
         title=f"Outputs against the reference, {comparison.samples} samples",
     )
     for skipped in comparison.skipped:
@@ -105,6 +105,41 @@ def _output_row(out: OutputComparison) -> tuple[str, ...]:
         words.percent(out.top1_agreement),
         words.percent(out.equal),
         str(out.non_finite),
+    )
+
+
+def _lost(output: str, drops: MetricDrops | None) -> tuple[str, ...]:
+    """The last cell of an output's row, where there is such a column."""
+    if drops is None:
+        return ()
+    drop = drops.at(output)
+    return ("-" if drop is None else f"{drop.drop:+.4f}",)
+
+
+def _metric(drops: MetricDrops, *, verbose: bool) -> Iterator[Block]:
+    for drop in drops.outputs:
+        place = f" at output '{drop.output}'" if len(drops.outputs) > 1 else ""
+        yield f"{drops.metric}{place}: {drop.reference:.4f} -> {drop.model:.4f}"
+    if not drops.layers:
+        return
+    shown = drops.layers if verbose else drops.layers[:_SHOWN]
+    yield Table(
+        ("layer", "operator", ">SQNR alone", "output", f">{drops.metric}", ">drop"),
+        [_metric_row(layer) for layer in shown],
+        title=f"{drops.metric} with one layer quantized, the {len(drops.layers)} of the lowest "
+        "SQNR, those that cost most first",
+    )
+
+
+def _metric_row(layer: LayerDrop) -> tuple[str, ...]:
+    worst = layer.worst
+    return (
+        layer.node,
+        layer.op_type,
+        words.decibel(layer.own_db),
+        worst.output or "-",
+        f"{worst.model:.4f}",
+        f"{worst.drop:+.4f}",
     )
 
 

@@ -68,8 +68,12 @@ class Coding(NamedTuple):
 
     def rounded(self, reference: NDArray[Any]) -> NDArray[Any]:
         """The reference's tensor as it is after quantizing."""
-        restored = self.restored(self.quantized(self.meant(reference))).astype(reference.dtype)
-        factors = self.factors(reference.ndim)
+        return self.original(self.quantized(self.meant(reference)), reference.dtype)
+
+    def original(self, codes: NDArray[Any], kind: np.dtype[Any]) -> NDArray[Any]:
+        """The reference's tensor, of its type, that codes stand for."""
+        restored = self.restored(codes).astype(kind)
+        factors = self.factors(codes.ndim)
         return restored if factors is None else restored / factors
 
     def restored(self, codes: NDArray[Any]) -> NDArray[Any]:

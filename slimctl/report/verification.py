@@ -52,6 +52,7 @@ def render(document: Document) -> str:
         _head(document),
         _cards(document),
         _outputs(document),
+        _metric(document["metric"]),
         _runtimes(nodes),
         layers.graph_section(known) if known else None,
         _judgments(nodes["judgments"]),
@@ -145,6 +146,31 @@ def _outputs(document: Document) -> Markup | None:
     ]
     title = f"Outputs against the reference, {document['samples']} samples"
     return section(title, table(header, rows, ".nnnnnn"))
+
+
+def _metric(metric: Document | None) -> Markup | None:
+    """What the metric loses at each output, and through single layers."""
+    if metric is None:
+        return None
+    name = metric["metric"]
+    rows = [(code(one["output"] or "all"), *_lost(one)) for one in metric["outputs"]]
+    parts = [table(("output", "reference", "model", "drop"), rows, ".nnn")]
+    if metric["layers"]:
+        note = "With one layer quantized and the rest of the reference; those that cost most first."
+        header = ("layer", "operator", "SQNR alone", "output", "reference", "model", "drop")
+        listed = [_layer_lost(layer, one) for layer in metric["layers"] for one in layer["drops"]]
+        parts += [tag("p", note, class_="dim"), long_table(header, listed, "..n.nnn")]
+    return section(f"What is lost of {name}", join(parts))
+
+
+def _layer_lost(layer: Document, drop: Document) -> tuple[Any, ...]:
+    place = code(drop["output"] or "all")
+    named = (code(layer["node"]), layer["op_type"], decibel(layer["own_db"]), place)
+    return (*named, *_lost(drop))
+
+
+def _lost(drop: Document) -> tuple[str, ...]:
+    return f"{drop['reference']:.4f}", f"{drop['model']:.4f}", f"{drop['drop']:+.4f}"
 
 
 def _runtimes(nodes: Document) -> Markup:

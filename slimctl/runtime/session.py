@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cache
 from typing import Any, TypeAlias
 
 import numpy as np
 import onnx_ir as ir
+from threadpoolctl import ThreadpoolController
 
 from slimctl.core.errors import ModelExecutionError
 from slimctl.runtime.counts import Counts
@@ -68,7 +70,7 @@ class Runtime:
     def run(
         self, feeds: Mapping[str, Value], *, keep: Sequence[str] = (), probe: Probe | None = None
     ) -> dict[str, Value]:
-        """Runs the model once.
+        """Runs the model once, with one thread of BLAS.
 
         Args:
             feeds: Values by input name.
@@ -89,8 +91,20 @@ class Runtime:
                 where=f"input '{missing[0]}'",
                 fix="give an array for every input",
             )
-        values = run_plan(self.plan, feeds, keep=keep, probe=probe)
+        with _blas().limit(limits=1, user_api="blas"):
+            values = run_plan(self.plan, feeds, keep=keep, probe=probe)
         return {name: values[name] for name in (*self.plan.outputs, *keep)}
+
+
+@cache
+def _blas() -> ThreadpoolController:
+    """What multiplies numpy's matrices.
+
+    Most products here take microseconds. Its threads wait for each other after each of them, on a
+    busy machine far longer than they compute; and sums are added in an order that depends on their
+    number.
+    """
+    return ThreadpoolController()
 
 
 @dataclass(frozen=True)

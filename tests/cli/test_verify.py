@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 from dataclasses import replace
@@ -15,7 +16,10 @@ import onnxruntime as ort
 import pytest
 
 from slimctl.cli.main import run
+from slimctl.cli.verify_command import _broken_drops
 from slimctl.evaluate import verification
+from slimctl.evaluate.drops import Drop, MetricDrops
+from slimctl.runtime import plan
 from tests.cli.models import CLASSES, classifier, images, write_inputs
 
 SMALL = ("verify", "small.onnx")
@@ -121,6 +125,23 @@ def test_nodes_can_be_left_out(slimctl) -> None:
     assert parsed(slimctl(*COMPARED, "--no-nodes", "--json"))["nodes"] is None
 
 
+def test_an_operator_that_the_built_in_runtime_does_not_know(
+    slimctl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    truly = plan.find_kernel
+    monkeypatch.setattr(
+        plan, "find_kernel", lambda *named: None if "Flatten" in named else truly(*named)
+    )
+    ended = slimctl(*SMALL)
+    assert (ended.code, ended.stdout) == (2, "")
+    assert "no function for Flatten" in ended.stderr
+    assert "add --no-nodes and --against REFERENCE" in ended.stderr
+    assert "add --no-nodes: " in slimctl(*COMPARED).stderr
+    held = slimctl(*COMPARED, "--no-nodes", "--metric", "agreement")
+    assert held.code == 0
+    assert "agreement: 1.0000 -> " in held.stdout
+
+
 # whether it is what it claims to be ------------------------------------------------------------
 
 
@@ -167,6 +188,7 @@ def test_a_model_without_a_manifest_is_said_to_be_unchecked(slimctl) -> None:
         ("--min-agreement", "0.5"),
         ("--max-error", "9"),
         ("--max-metric-drop", "1"),
+        ("--metric", "agreement"),
     ],
     ids=lambda bound: bound[0],
 )
@@ -242,10 +264,18 @@ def test_max_metric_drop(
     arguments = (*WORSE, "--data", data, *options)
     ended = slimctl(*arguments, "--max-metric-drop", "0.99")
     assert ended.code == 1
-    assert f"{metric} went from 1.0000 to 0.0000, --max-metric-drop is 0.99" in ended.stderr
+    said = f"{metric} went from 1.0000 to 0.0000 at output 'logits', --max-metric-drop is 0.99"
+    assert said in ended.stderr
     held = slimctl(*arguments, "--max-metric-drop", "1", "--json")
     assert held.code == 0
-    assert parsed(held)["metric"] == {"metric": metric, "reference": 1.0, "model": 0.0, "drop": 1.0}
+    lost = {"output": "logits", "reference": 1.0, "model": 0.0, "drop": 1.0}
+    assert parsed(held)["metric"] == {"metric": metric, **lost, "outputs": [lost], "layers": []}
+
+
+def test_every_output_must_hold_the_bound_on_the_metric() -> None:
+    lost = (Drop("a", 1.0, 0.9, 0.1), Drop("b", 1.0, 0.5, 0.5), Drop("c", 1.0, math.nan, math.nan))
+    failures = list(_broken_drops(0.2, MetricDrops("top1", lost)))
+    assert [failure.split("'")[1] for failure in failures] == ["b", "c"]
 
 
 def test_an_equal_model_loses_nothing(labeled: Path, slimctl) -> None:
@@ -274,9 +304,35 @@ def test_a_metric_of_which_less_is_better(
     assert slimctl(*other, *options, "--max-metric-drop", "0").code == 0
 
 
-def test_without_the_bound_no_metric_is_measured(labeled: Path, slimctl) -> None:
+def test_no_metric_is_measured_that_nobody_asked_for(labeled: Path, slimctl) -> None:
     ended = slimctl(*WORSE, "--data", "labeled.npz", "--json")
     assert (ended.code, parsed(ended)["metric"]) == (0, None)
+
+
+def test_a_metric_without_a_bound_is_only_told(labeled: Path, slimctl) -> None:
+    ended = slimctl(*WORSE, "--data", "labeled.npz", "--metric", "top1")
+    assert ended.code == 0
+    assert "top1: 1.0000 -> 0.0000" in ended.stdout
+    header, row = ended.stdout.split("Outputs against the reference")[1].splitlines()[1:3]
+    assert (header.split()[0], header[-12:]) == ("output", "drop of top1")
+    assert (row.split()[0], row.split()[-1]) == ("logits", "+1.0000")
+
+
+@pytest.mark.parametrize("count", [0, 2])
+def test_a_metric_layer_by_layer(count: int, slimctl) -> None:
+    options = ("--metric", "agreement", "--metric-layers", count)
+    ended = slimctl(*COMPARED, *options, "--report", "report.html", "--force", "--json")
+    document = parsed(ended)
+    found = document["metric"]["layers"]
+    assert (ended.code, len(found)) == (0, count)
+    sqnr = sorted(layer["own_db"] for layer in document["nodes"]["layers"])
+    assert sorted(layer["own_db"] for layer in found) == sqnr[:count]
+    assert all(one["output"] == "logits" for layer in found for one in layer["drops"])
+    said = slimctl(*COMPARED, *options).stdout
+    assert (f"agreement with one layer quantized, the {count} of" in said) is (count > 0)
+    page = Path("report.html").read_text(encoding="utf-8")
+    assert "What is lost of agreement" in page
+    assert ("With one layer quantized" in page) is (count > 0)
 
 
 # the report ------------------------------------------------------------------------------------

@@ -139,9 +139,40 @@ def test_broken_bounds_are_listed() -> None:
     assert "17 steps at node 'conv1'" in text
 
 
+def lost(output: str, model: float) -> dict[str, Any]:
+    return {"output": output, "reference": 0.9, "model": model, "drop": 0.9 - model}
+
+
+def metric(name: str = "top1", **changes: Any) -> dict[str, Any]:
+    outputs = [lost("logits", 0.875), lost("aux", 0.9)]
+    return {"metric": name, **outputs[0], "outputs": outputs, "layers": [], **changes}
+
+
 def test_the_metric_has_a_card() -> None:
-    metric = {"metric": "top1", "reference": 0.9, "model": 0.875, "drop": 0.025}
-    assert "0.875top1, was 0.9" in text_of(metric=metric)
+    assert "0.875top1, was 0.9" in text_of(metric=metric())
+
+
+def test_the_metric_of_each_output() -> None:
+    text = text_of(metric=metric())
+    assert "What is lost of top1" in text
+    assert "logits0.90000.8750+0.0250" in text
+    assert "aux0.90000.9000+0.0000" in text
+    assert "With one layer quantized" not in text
+
+
+def test_the_metric_of_a_model_as_a_whole() -> None:
+    whole = lost("", 0.5)
+    assert "all0.90000.5000+0.4000" in text_of(metric=metric(**whole, outputs=[whole]))
+
+
+def test_the_metric_of_single_layers() -> None:
+    layers = [
+        {"node": node, "op_type": "Conv", "own_db": 31.25, "drops": [lost("logits", model)]}
+        for node, model in (("conv2", 0.5), ("stem", 0.89))
+    ]
+    text = text_of(metric=metric(layers=layers))
+    first, second = "conv2Conv31.2 dBlogits0.90000.5000+0.4000", "stemConv31.2 dBlogits0.9000"
+    assert text.index("With one layer quantized") < text.index(first) < text.index(second)
 
 
 def test_random_data_are_named() -> None:
@@ -259,7 +290,7 @@ def test_everything_that_comes_from_outside_is_escaped() -> None:
                 passed=False,
                 failures=[EVIL],
                 outputs=[output(EVIL, 9.0)],
-                metric={"metric": EVIL, "reference": 1, "model": 1, "drop": 0},
+                metric=metric(EVIL, outputs=[lost(EVIL, 0.5)]),
                 nodes=nodes(
                     runtimes=[runtime("all", provider=EVIL)],
                     judgments=[judgment(EVIL, Verdict.MODEL, op_type=EVIL, reason=EVIL)],
