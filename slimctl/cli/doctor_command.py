@@ -15,7 +15,17 @@ from slimctl.cli.output import Output
 from slimctl.cli.table import Block, Facts, Table, Warned
 from slimctl.core.cpu import cpu_features, has_dot_products, read_cpuinfo
 
-DEPENDENCIES = ("numpy", "onnx", "onnx-ir", "onnxruntime", "pydantic", "pyyaml", "typer", "rich")
+DEPENDENCIES = (
+    "numpy",
+    "onnx",
+    "onnx-ir",
+    "onnxruntime",
+    "pydantic",
+    "pyyaml",
+    "typer",
+    "rich",
+    "threadpoolctl",
+)
 
 
 class Extra(NamedTuple):
@@ -33,6 +43,8 @@ class Extra(NamedTuple):
 EXTRAS = {
     "torch": Extra(("torch",), "importance by gradients (prune --importance taylor)"),
     "data": Extra(("PIL",), "images as data"),
+    "dask": Extra(("distributed",), "sensitivity scans on a cluster (--executor dask:ADDRESS)"),
+    "store": Extra(("fsspec", "s3fs"), "a ledger on S3 (output.store: s3://bucket/models)"),
 }
 
 

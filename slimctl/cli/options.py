@@ -32,6 +32,13 @@ def complete_target(incomplete: str) -> list[str]:
     return [name for name in target_names() if name.startswith(incomplete)]
 
 
+def complete_metric(incomplete: str) -> list[str]:
+    """Metric names for shell completion."""
+    from slimctl.evaluate.metrics import metric_names
+
+    return [name for name in metric_names() if name.startswith(incomplete)]
+
+
 Model: TypeAlias = Annotated[
     Path,
     typer.Argument(metavar="MODEL", help="ONNX model file.", show_default=False, readable=False),
@@ -90,9 +97,9 @@ Metric: TypeAlias = Annotated[
     typer.Option(
         "--metric",
         metavar="METRIC",
-        help="What is measured on --data: top1, top5 or module:function.",
+        help="What is measured on --data: a name from 'slimctl eval --list', or module:function.",
         rich_help_panel=_DATA,
-        autocompletion=completes(["top1", "top5"]),
+        autocompletion=complete_metric,
     ),
 ]
 DryRun: TypeAlias = Annotated[
@@ -176,6 +183,20 @@ Threads: TypeAlias = Annotated[
         rich_help_panel=_COMMON,
     ),
 ]
+Store: TypeAlias = Annotated[
+    str,
+    typer.Option(
+        "--store",
+        metavar="STORE",
+        envvar="SLIMCTL_STORE",
+        help="The ledger: what recipes call output.store, a folder or a URL such as "
+        "s3://bucket/models.",
+        rich_help_panel=_COMMON,
+    ),
+]
+DEFAULT_STORE = "artifacts"
+"""What the presets write."""
+
 Json: TypeAlias = Annotated[
     bool,
     typer.Option("--json", help="Print the result as one JSON document.", rich_help_panel=_COMMON),

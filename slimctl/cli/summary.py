@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from slimctl.pipeline.manifest import Manifest, StepFacts
     from slimctl.pipeline.run import StepRecord
     from slimctl.recipe.run import RunResult
+    from slimctl.recipe.stored import Stored
 
 _GROUPS = 8
 """Reasons listed without --verbose."""
@@ -30,6 +31,7 @@ def run_document(result: RunResult) -> dict[str, Any]:
     return {
         "output": result.artifact.path if result.artifact else None,
         "files": result.artifact.files if result.artifact else [],
+        "version": _version(result.stored),
         "passed": not result.failed_gates,
         "gates": result.gates,
         "comparison": result.comparison.to_dict() if result.comparison else None,
@@ -145,6 +147,8 @@ def _facts(result: RunResult) -> Iterator[tuple[str, str]]:
         )
     if results.metric is not None:
         yield results.metric, f"{results.metric_original} -> {results.metric_result}"
+    if result.stored is not None:
+        yield "version", _version_in_words(result.stored)
     yield "output", _output(result)
 
 
@@ -168,7 +172,30 @@ def _calibration(manifest: Manifest) -> str:
     return text if seconds is None else f"{text}, {seconds:.1f} s"
 
 
+def _version(stored: Stored | None) -> dict[str, Any] | None:
+    if stored is None:
+        return None
+    return {
+        "store": stored.store,
+        "reference": stored.version.reference,
+        "new": stored.new,
+        "current": stored.version.current,
+        "accepted": stored.version.entry.accepted,
+        "written_bytes": stored.written_bytes,
+    }
+
+
+def _version_in_words(stored: Stored) -> str:
+    reference, written = stored.version.reference, words.size(stored.written_bytes)
+    if not stored.new:
+        return f"{reference}, as before: the same bytes from the same recipe"
+    verdict = "current" if stored.version.entry.accepted else "rejected by its gates"
+    return f"{reference}, {verdict}; {written} were new to the ledger in {stored.store}"
+
+
 def _output(result: RunResult) -> str:
+    if result.artifact is None and result.stored is not None and result.stored.version.has_files:
+        return f"in the ledger; slimctl checkout {result.stored.version.reference} takes it out"
     if result.artifact is None:
         return "not written"
     return ", ".join(str(file) for file in result.artifact.files)

@@ -19,6 +19,8 @@ catches them; anything else that reaches it is an internal error (exit code 3).
     │   ├── PassFailedError       a pass could not do its job
     │   └── PassContractError     a pass broke what every pass must hold
     ├── OutputError               the output exists, or cannot be written
+    ├── StoreError                the ledger cannot be reached, read or written
+    │   └── DamagedError          a part of it is missing or is not what its hash says
     ├── MissingExtraError         an optional dependency is not installed
     └── GateFailedError           exit code 1: a gate or verification failed
 """
@@ -183,6 +185,33 @@ class OutputError(SlimctlError):
     def __init__(self, path: Path | str, what: str, *, fix: str = "") -> None:
         self.path = str(path)
         super().__init__(what, where=self.path, fix=fix)
+
+
+class StoreError(SlimctlError):
+    """The ledger cannot be reached, read or written, or does not hold what was asked for."""
+
+    def __init__(self, place: Path | str, what: str, *, fix: str = "") -> None:
+        self.place = str(place)
+        super().__init__(what, where=self.place, fix=fix)
+
+
+class DamagedError(StoreError):
+    """A part of the ledger is missing or is not what its hash says.
+
+    Args:
+        place: The object or the log entry.
+        version: Whose it is, such as ``net@3``.
+        file: The file that it is a part of.
+        problem: What is wrong with it.
+        fix: What the user can do about it.
+    """
+
+    def __init__(self, place: str, version: str, file: str, problem: str, *, fix: str = "") -> None:
+        self.version = version
+        self.file = file
+        self.problem = problem
+        owner = f"'{file}' of {version}" if file else version
+        super().__init__(place, f"The ledger is damaged: {owner} {problem}", fix=fix)
 
 
 class MissingExtraError(SlimctlError):

@@ -11,6 +11,7 @@ import yaml
 
 from slimctl.core.errors import OptionError
 from slimctl.recipe.lines import Document, Place
+from slimctl.store.backend import is_url
 
 _PATHS: frozenset[Place] = frozenset({("model",), ("output", "store"), ("output", "path")})
 """Values that name a place on disk."""
@@ -59,7 +60,7 @@ def parse_override(text: str) -> Override:
 
 def _relative_to_here(place: Place, value: Any) -> Any:
     # What is typed in a shell is relative to the shell's folder, not to the recipe's.
-    if not isinstance(value, str):
+    if not isinstance(value, str) or is_url(value):
         return value
     if place in _PATHS or (place in _PATHS_OR_NAMES and Path(value).exists()):
         return str(Path(value).absolute())

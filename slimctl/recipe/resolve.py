@@ -17,6 +17,7 @@ from slimctl.core.target import Target
 from slimctl.pipeline.chain import Link, order_problem, resolve_chain
 from slimctl.recipe.parse import ParsedRecipe
 from slimctl.recipe.schema import Data, DataSpec, EvaluationSpec, Gates, OutputSpec
+from slimctl.store.backend import is_url
 from slimctl.targets import load_target
 
 _Spec = TypeVar("_Spec", bound=DataSpec)
@@ -40,8 +41,10 @@ class Job:
         calibration: Data that passes may look at.
         evaluation: Data that gates judge with.
         gates: Bounds on the result.
-        output: An ``.onnx`` file or an artifact folder.
-        store: The folder of artifacts that the output is in; made when it is missing.
+        output: An ``.onnx`` file or an artifact folder; with a ledger in a folder, that of the
+            current version.
+        store: The ledger that the result becomes a version in, a folder or a URL.
+        home: The recipe's folder.
         description: One line for people.
     """
 
@@ -56,7 +59,8 @@ class Job:
     evaluation: EvaluationSpec | None = None
     gates: Gates = field(default_factory=Gates)
     output: Path | None = None
-    store: Path | None = None
+    store: str | None = None
+    home: Path | None = None
     description: str = ""
 
 
@@ -84,6 +88,7 @@ def resolve_recipe(parsed: ParsedRecipe) -> Job:
         gates=recipe.gates,
         output=_output(recipe.output, recipe.name, folder),
         store=_store(recipe.output, folder),
+        home=folder,
         description=recipe.description,
     )
 
@@ -191,11 +196,13 @@ def _output(spec: OutputSpec | None, name: str, folder: Path) -> Path | None:
     if spec is not None and spec.path is not None:
         return folder / spec.path
     store = _store(spec, folder)
-    return None if store is None else store / name
+    return None if store is None or is_url(store) else Path(store) / name
 
 
-def _store(spec: OutputSpec | None, folder: Path) -> Path | None:
-    return None if spec is None or spec.store is None else folder / spec.store
+def _store(spec: OutputSpec | None, folder: Path) -> str | None:
+    if spec is None or spec.store is None:
+        return None
+    return spec.store if is_url(spec.store) else str(folder / spec.store)
 
 
 def explicit_steps(steps: Sequence[Pass]) -> list[dict[str, dict[str, Any]]]:

@@ -1,0 +1,1 @@
+"""The ledger: every result is a version, and none is ever overwritten."""
