@@ -1,20 +1,29 @@
-"""``slimctl bench``: latency and memory, two models in turns."""
+"""``slimctl bench``: latency, memory, bounds of operators and behavior under load."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
-from slimctl.cli import words
 from slimctl.cli.options import BatchSize, Json, Model, Preprocess, Quiet, Seed, Threads
 from slimctl.cli.output import Output
-from slimctl.cli.table import Block, Table
+from slimctl.core.errors import GateFailedError, OptionError
 
 if TYPE_CHECKING:
-    from slimctl.evaluate.benchmark import BenchResult, Ratio
+    from slimctl.cli.bench_summary import Found
+    from slimctl.core.contract import Feeds, Progress
+    from slimctl.evaluate.machine import Machine
+    from slimctl.evaluate.profile import Profile
+    from slimctl.evaluate.roofline import Placed
+    from slimctl.evaluate.study import LoadStudy, Questions
+    from slimctl.graph.edit import Port
+
+_LOAD = "Load"
+_Number = TypeVar("_Number", int, float)
 
 
 def bench(
@@ -63,28 +72,115 @@ def bench(
         bool,
         typer.Option("--memory/--no-memory", help="Measure peak memory in a process of its own."),
     ] = True,
+    profile: Annotated[
+        bool, typer.Option("--profile", help="Time of each operator, from onnxruntime's profiler.")
+    ] = False,
+    roofline: Annotated[
+        bool,
+        typer.Option(
+            "--roofline",
+            help="Profile, measure this machine's peaks, and say what bounds each operator and "
+            "what to do next.",
+        ),
+    ] = False,
+    batch_sizes: Annotated[
+        str | None,
+        typer.Option(
+            "--batch-sizes",
+            metavar="LIST",
+            help="Latency and throughput at these batch sizes, such as 1,2,4,8.",
+            rich_help_panel=_LOAD,
+            show_default=False,
+        ),
+    ] = None,
+    concurrency: Annotated[
+        str | None,
+        typer.Option(
+            "--concurrency",
+            metavar="LIST",
+            help="Closed loop: latency with so many clients at the same time on one session.",
+            rich_help_panel=_LOAD,
+            show_default=False,
+        ),
+    ] = None,
+    rate: Annotated[
+        str | None,
+        typer.Option(
+            "--rate",
+            metavar="LIST",
+            help="Open loop: latency at these requests per second, simulated from measured times "
+            "with dynamic batching.",
+            rich_help_panel=_LOAD,
+            show_default=False,
+        ),
+    ] = None,
+    p99_ms: Annotated[
+        float | None,
+        typer.Option(
+            "--p99-ms",
+            metavar="X",
+            min=0.001,
+            help="Suggest queue delay and batch that keep P99 below X at the largest --rate.",
+            rich_help_panel=_LOAD,
+            show_default=False,
+        ),
+    ] = None,
+    serving: Annotated[
+        Path | None,
+        typer.Option(
+            "--serving",
+            metavar="FILE",
+            help="Write the suggestion as JSON; exit code 1 when no setting meets the bound.",
+            rich_help_panel=_LOAD,
+            show_default=False,
+        ),
+    ] = None,
+    report: Annotated[
+        Path | None,
+        typer.Option(
+            "--report",
+            metavar="FILE",
+            help="Write an HTML page with latency distributions and bounds.",
+            show_default=False,
+        ),
+    ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace an existing report or serving file.")
+    ] = False,
     seed: Seed = 0,
     threads: Threads = 0,
     json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Measure latency and memory in onnxruntime."""
+    """Measure latency, memory, bounds and load."""
+    from slimctl.cli.bench_summary import Found, blocks, document
+    from slimctl.core.files import check_output
     from slimctl.data.sources import open_source
-    from slimctl.evaluate.benchmark import benchmark, speedup
+    from slimctl.evaluate.benchmark import benchmark, judge_speedup
+    from slimctl.evaluate.load import SECONDS
+    from slimctl.evaluate.study import Questions
     from slimctl.graph.edit import interface
     from slimctl.graph.load import load_model
 
     output = Output(json=json, quiet=quiet)
-    models = [model] if against is None else [model, against]
-    graphs = [load_model(path) for path in models]
-    source = open_source(
-        data,
-        interface=interface(graphs[0]),
-        batch_size=batch_size,
-        preprocess=preprocess,
+    questions = Questions(
+        batch_sizes=number_list("--batch-sizes", batch_sizes, int),
+        clients=number_list("--concurrency", concurrency, int),
+        rates=number_list("--rate", rate, float),
+        p99=None if p99_ms is None else p99_ms / 1e3,
+        max_seconds=max_seconds,
+        client_seconds=min(SECONDS, max_seconds),
         seed=seed,
     )
-    del graphs  # onnxruntime reads the files itself
+    _check_needs(questions, serving)
+    for path in (report, serving):
+        if path is not None:
+            check_output(path, force=force)
+    models = [model] if against is None else [model, against]
+    ports = [interface(load_model(path)) for path in models]  # onnxruntime reads the files itself
+    source = open_source(
+        data, interface=ports[0], batch_size=batch_size, preprocess=preprocess, seed=seed
+    )
     batch = next(source.batches())
     results = benchmark(
         models,
@@ -96,50 +192,114 @@ def bench(
         memory=memory,
         progress=output.progress(),
     )
-    ratio = None if against is None else speedup(results[1], results[0])
-    output.result(
-        {
-            "batch_size": batch.size,
-            "threads": threads,
-            "models": [
-                {"model": path, **result.to_dict(), "samples_per_second": _rate(result, batch.size)}
-                for path, result in zip(models, results, strict=True)
-            ],
-            "speedup": ratio,
-        },
-        list(_blocks(models, results, batch.size, ratio)),
+    verdict = None if against is None else judge_speedup(results[1], results[0], seed=seed)
+    profiled = _profile(model, batch.feeds, threads) if profile or roofline else None
+    machine, placed = _under_roof(profiled, threads) if profiled and roofline else (None, None)
+    found = Found(
+        models=models,
+        results=results,
+        batch_size=batch.size,
+        threads=threads,
+        verdict=verdict,
+        profile=profiled,
+        machine=machine,
+        placed=placed,
+        questions=questions,
+        load=_load(
+            model,
+            batch.feeds,
+            ports[0].inputs,
+            questions,
+            threads=threads,
+            progress=output.progress(),
+        ),
     )
+    output.result(document(found), list(blocks(found)))
+    _write(found, report, serving, output)
 
 
-def _rate(result: BenchResult, batch_size: int) -> float:
-    return batch_size / result.mean * 1e3
+def number_list(
+    option: str, text: str | None, kind: Callable[[str], _Number]
+) -> tuple[_Number, ...]:
+    """Positive numbers of a list such as ``1,2,4``, ascending; empty for no list.
 
-
-def _blocks(
-    models: Sequence[Path], results: Sequence[BenchResult], batch_size: int, ratio: Ratio | None
-) -> Iterator[Block]:
-    yield Table(
-        ("model", ">P50", ">P90", ">P99", ">mean", ">CPU", ">load", ">samples/s", ">peak memory"),
-        [
-            (
-                str(path),
-                *(
-                    words.milliseconds(value)
-                    for value in (
-                        *(result.p50, result.p90, result.p99),
-                        *(result.mean, result.cpu, result.load),
-                    )
-                ),
-                f"{_rate(result, batch_size):.4g}",
-                "-" if result.peak_memory is None else words.size(result.peak_memory),
-            )
-            for path, result in zip(models, results, strict=True)
-        ],
-        title=f"Milliseconds per run of {batch_size} "
-        f"sample{'' if batch_size == 1 else 's'}, {results[0].runs} runs",
-    )
-    if ratio is not None:
-        yield (
-            f"'{models[0]}' is {ratio.value:.2f}x as fast as '{models[1]}' "
-            f"(95 % interval {ratio.low:.2f} to {ratio.high:.2f})"
+    Raises:
+        OptionError: Something in it is no positive number.
+    """
+    if text is None:
+        return ()
+    try:
+        numbers = {kind(part) for part in text.split(",")}
+    except ValueError:
+        numbers = set()
+    if not numbers or not all(0 < number < math.inf for number in numbers):
+        raise OptionError(
+            option, f"'{text}' is not a list of positive numbers", fix="such as 1,2,4"
         )
+    return tuple(sorted(numbers))
+
+
+def _check_needs(questions: Questions, serving: Path | None) -> None:
+    if questions.p99 is not None and not questions.rates:
+        raise OptionError("--p99-ms", "A bound needs a load", fix="add --rate")
+    if serving is not None and questions.p99 is None:
+        raise OptionError("--serving", "There is nothing to suggest", fix="add --rate and --p99-ms")
+
+
+def _profile(model: Path, feeds: Feeds, threads: int) -> Profile:
+    from slimctl.evaluate.profile import profile
+
+    return profile(model, feeds, threads=threads)
+
+
+def _under_roof(profiled: Profile, threads: int) -> tuple[Machine, list[Placed]]:
+    from slimctl.evaluate.machine import measure_machine
+    from slimctl.evaluate.roofline import roofline
+
+    machine = measure_machine(threads)
+    return machine, roofline(profiled, machine)
+
+
+def _load(
+    model: Path,
+    feeds: Feeds,
+    inputs: Sequence[Port],
+    questions: Questions,
+    *,
+    threads: int,
+    progress: Progress,
+) -> LoadStudy | None:
+    from slimctl.evaluate.study import study_load
+
+    if not (questions.batch_sizes or questions.clients or questions.rates):
+        return None
+    return study_load(model, feeds, inputs, questions, threads=threads, progress=progress)
+
+
+def _write(found: Found, report: Path | None, serving: Path | None, output: Output) -> None:
+    """Writes what was asked for.
+
+    Raises:
+        GateFailedError: A serving file was asked for, and no setting meets the bound.
+    """
+    from slimctl.cli.bench_summary import report_document
+    from slimctl.core.files import write_atomic
+
+    if report is not None:
+        from slimctl.report.benchmark import benchmark_page
+
+        write_atomic(report, benchmark_page(report_document(found)).encode())
+        output.note(f"report: {report}")
+    if serving is None:
+        return
+    chosen = found.serving
+    if chosen is None:
+        raise GateFailedError(
+            "No queue delay and batch meet the bound of --p99-ms",
+            where=str(serving),
+            fix="loosen the bound, lower --rate, or make the model faster",
+        )
+    from slimctl.evaluate.serving import write_serving
+
+    write_serving(serving, chosen)
+    output.note(f"serving: {serving}")

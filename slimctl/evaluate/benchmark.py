@@ -20,6 +20,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,6 +31,7 @@ from numpy.typing import NDArray
 import slimctl
 from slimctl.core.contract import Feeds, Progress, SilentProgress
 from slimctl.core.errors import ModelExecutionError, OptionError
+from slimctl.evaluate.resampling import bounds
 from slimctl.graph.save import save_model
 from slimctl.graph.session import Level, Products, open_session, run
 
@@ -46,7 +48,8 @@ STABLE = 0.05
 
 _WINDOW = 5
 _RESAMPLES = 1000
-_CONFIDENCE = 0.95
+_CELLS = 1 << 20
+"""Latencies in memory at a time while resampling, 8 MB of them."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,8 @@ class BenchResult:
         rounds: Number of rounds that they come from.
         peak_memory: Resident memory that the session and its runs add, None if not measured.
         latencies: All latencies, [rounds, runs per round].
+        warmup: Runs before measuring, which do not count.
+        settled: Whether the latency was stable when they ended.
     """
 
     p50: float
@@ -76,6 +81,8 @@ class BenchResult:
     rounds: int
     peak_memory: int | None
     latencies: NDArray[np.float64]
+    warmup: int = 0
+    settled: bool = True
 
     def to_dict(self) -> dict[str, Any]:
         """Everything but the single latencies, JSON types only."""
@@ -106,6 +113,8 @@ class _Runner:
         self.latencies: list[list[float]] = []
         self.cpu = 0.0
         self.block = 1
+        self.warmup = 0
+        self.settled = False
 
     def once(self) -> float:
         """Seconds of one run."""
@@ -119,7 +128,9 @@ class _Runner:
         while len(times) < limit and time.perf_counter() < deadline:
             times.append(self.once())
             if len(times) >= 2 * _WINDOW and _is_stable(times):
+                self.settled = True
                 break
+        self.warmup = len(times)
         typical = float(np.median(times[-_WINDOW:])) if times else self.once()
         self.block = min(max(math.ceil(BLOCK_SECONDS / max(typical, 1e-9)), 1), MAX_BLOCK)
 
@@ -146,6 +157,8 @@ class _Runner:
             rounds=latencies.shape[0],
             peak_memory=peak_memory,
             latencies=latencies,
+            warmup=self.warmup,
+            settled=self.settled,
         )
 
 
@@ -205,7 +218,9 @@ def benchmark(
     return [runner.result(peak) for runner, peak in zip(runners, peaks, strict=True)]
 
 
-def speedup(base: BenchResult, other: BenchResult, *, seed: int = 0) -> Ratio:
+def speedup(
+    base: BenchResult, other: BenchResult, *, percentile: float = 50.0, seed: int = 0
+) -> Ratio:
     """How many times faster ``other`` is than ``base``: the ratio of the medians.
 
     The interval is the 95 % percentile bootstrap over rounds, each resampled round contributing its
@@ -214,21 +229,154 @@ def speedup(base: BenchResult, other: BenchResult, *, seed: int = 0) -> Ratio:
     Args:
         base: From the same run of :func:`benchmark` as the other.
         other: The model to judge.
+        percentile: Which percentile of the latencies to compare, in percent.
         seed: Of the resampling.
     """
     count = min(base.rounds, other.rounds)
     picks = np.random.default_rng(seed).integers(0, count, (_RESAMPLES, count))
-    ratios = _medians(base, picks) / _medians(other, picks)
-    tail = (1.0 - _CONFIDENCE) / 2.0
-    low, high = (float(value) for value in np.quantile(ratios, [tail, 1.0 - tail]))
-    value = base.p50 / other.p50
+    ratios = _percentiles(base, picks, percentile) / _percentiles(other, picks, percentile)
+    low, high = bounds(ratios)
+    value = float(
+        np.percentile(base.latencies, percentile) / np.percentile(other.latencies, percentile)
+    )
     # With few rounds the resampled medians may all lie on one side of the measured one.
     return Ratio(value, min(low, value), max(high, value))
 
 
-def _medians(result: BenchResult, picks: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Median latency for each row of round numbers; one row at a time, to stay small."""
-    return np.array([np.median(result.latencies[rows]) for rows in picks])
+def _percentiles(
+    result: BenchResult, picks: NDArray[np.int64], percentile: float
+) -> NDArray[np.float64]:
+    """A latency for each row of round numbers [r, n]; some rows at a time, to stay small."""
+    step = max(_CELLS // (picks.shape[1] * result.latencies.shape[1]), 1)
+    blocks = (picks[start : start + step] for start in range(0, len(picks), step))
+    # [b, n, runs per round] -> [b, n * runs per round]
+    drawn = (result.latencies[rows].reshape(len(rows), -1) for rows in blocks)
+    return np.concatenate([np.percentile(values, percentile, axis=1) for values in drawn])
+
+
+def self_difference(result: BenchResult, *, percentile: float = 50.0, seed: int = 0) -> float:
+    """By how much a model seems to differ from itself: the A/A test that goes with every A/B test.
+
+    Of each two rounds that follow each other, one goes to either half, by chance; the halves are
+    compared as two models would be. Neighbors, since a slow drift hits both models of a pair alike
+    and is no difference. A half has half the rounds, so this errs on the side of caution.
+
+    Args:
+        result: What was measured.
+        percentile: Which percentile of the latencies is compared, in percent.
+        seed: Of the choices.
+
+    Returns:
+        The 95th percentile of ``|ln(one half / other half)|``, about the relative difference.
+        Infinite for a single round.
+    """
+    pairs = result.rounds // 2
+    if pairs == 0:
+        return math.inf
+    chosen = np.random.default_rng(seed).integers(0, 2, (_RESAMPLES, pairs))
+    first = 2 * np.arange(pairs)
+    one = _percentiles(result, first + chosen, percentile)
+    other = _percentiles(result, first + 1 - chosen, percentile)
+    return float(np.quantile(np.abs(np.log(one / other)), 0.95))
+
+
+SAME = 0.05
+"""Ratios within 5 % are called the same: what is less is not worth changing a model for."""
+
+LEAST_ROUNDS = 6
+"""Fewest rounds that can decide at 95 %: all of them agree by chance in 2 of 2^6 cases, 3.1 %,
+but in 6.3 % with five (the sign test)."""
+
+
+class Outcome(StrEnum):
+    """What a comparison says about a bound, which is 1 when two models are compared."""
+
+    FASTER = "faster"
+    SLOWER = "slower"
+    SAME = "same"
+    TOO_NOISY = "too noisy"
+    TOO_FEW_ROUNDS = "too few rounds"
+
+
+class Verdict(NamedTuple):
+    """A ratio and what may be concluded from it.
+
+    Attributes:
+        outcome: Whether the ratio is above the bound, below, the same, or cannot be told.
+        ratio: How many times faster the second model is, with its interval.
+        noise: What the models seem to differ from themselves, the larger of the two.
+        bound: What the ratio was compared with.
+        reason: One sentence.
+    """
+
+    outcome: Outcome
+    ratio: Ratio
+    noise: float
+    bound: float
+    reason: str
+
+    @property
+    def decided(self) -> bool:
+        """Whether there is a verdict at all."""
+        return self.outcome not in (Outcome.TOO_NOISY, Outcome.TOO_FEW_ROUNDS)
+
+
+def judge_speedup(
+    base: BenchResult,
+    other: BenchResult,
+    *,
+    bound: float = 1.0,
+    percentile: float = 50.0,
+    seed: int = 0,
+) -> Verdict:
+    """Whether a model is faster than another by a factor, and whether that can be told at all.
+
+    FASTER and SLOWER need an interval that leaves the bound out, and a distance from it that
+    exceeds what either model differs from itself. SAME needs an interval within 5 % of the bound.
+    Everything else is TOO_NOISY: measuring longer, or on a calmer machine, is what helps.
+
+    Args:
+        base: From the same run of :func:`benchmark` as the other.
+        other: The model to judge.
+        bound: Factor to compare with.
+        percentile: Which percentile of the latencies to compare, in percent.
+        seed: Of the resampling.
+    """
+    ratio = speedup(base, other, percentile=percentile, seed=seed)
+    noise = max(self_difference(one, percentile=percentile, seed=seed) for one in (base, other))
+    outcome = _outcome(ratio, noise, bound, min(base.rounds, other.rounds))
+    return Verdict(outcome, ratio, noise, bound, _reason(outcome, ratio, noise, bound))
+
+
+def _outcome(ratio: Ratio, noise: float, bound: float, rounds: int) -> Outcome:
+    if rounds < LEAST_ROUNDS:
+        return Outcome.TOO_FEW_ROUNDS
+    if bound / (1 + SAME) <= ratio.low and ratio.high <= bound * (1 + SAME):
+        return Outcome.SAME
+    if ratio.low <= bound <= ratio.high or abs(math.log(ratio.value / bound)) <= noise:
+        return Outcome.TOO_NOISY
+    return Outcome.FASTER if ratio.value > bound else Outcome.SLOWER
+
+
+def _reason(outcome: Outcome, ratio: Ratio, noise: float, bound: float) -> str:
+    interval = f"the interval {ratio.low:.2f} to {ratio.high:.2f}"
+    match outcome:
+        case Outcome.TOO_FEW_ROUNDS:
+            return f"fewer than {LEAST_ROUNDS} rounds cannot decide: allow more time"
+        case Outcome.TOO_NOISY if ratio.low <= bound <= ratio.high:
+            return (
+                f"{interval} holds {bound:g} and is wider than {SAME:.0%}: measure longer, or on a "
+                "calmer machine"
+            )
+        case Outcome.TOO_NOISY:
+            return (
+                f"a model differs from itself by {math.expm1(noise):.0%}, as much as from the "
+                "other: measure longer, or on a calmer machine"
+            )
+        case Outcome.SAME:
+            return f"{interval} lies within {SAME:.0%} of {bound:g}"
+        case _:
+            return f"{interval} leaves {bound:g} out, and a model differs from itself by less"
 
 
 def peak_memory(

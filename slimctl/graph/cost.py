@@ -96,6 +96,14 @@ def node_costs(model: ir.Model, default_dims: Mapping[str, int] | None = None) -
     return costs
 
 
+def stated_costs(model: ir.Model) -> list[NodeCost]:
+    """Cost of every node of the main graph by the shapes that the model states, none inferred.
+
+    For graphs with operators that only a runtime knows.
+    """
+    return _costs(model)
+
+
 def _costs(model: ir.Model) -> list[NodeCost]:
     return [_node_cost(node) for node in model.graph]
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
+import warnings
 from collections.abc import Collection, Mapping, Sequence
 from enum import StrEnum
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import onnx_ir as ir
@@ -378,3 +380,112 @@ def optimized(
             result = ir.load(target)
         detach(result, target)
         return result
+
+
+class Platform(StrEnum):
+    """Processors that a model in ORT format is made for."""
+
+    ANY = "any"
+    ARM = "arm"
+    AMD64 = "amd64"
+
+
+def save_ort_format(
+    model: Path,
+    target: Path,
+    *,
+    level: Level = Level.ALL,
+    platform: Platform = Platform.ANY,
+) -> ort.InferenceSession:
+    """Writes a model in ORT format, as ``onnxruntime.tools.convert_onnx_models_to_ort`` does.
+
+    Args:
+        model: An ONNX file.
+        target: The ``.ort`` file.
+        level: How much onnxruntime rewrites before it writes.
+        platform: On ARM int8 activations stay int8; on AMD64 convolutions get the blocked layout
+            (NCHWc), which other processors have no kernels for.
+
+    Returns:
+        The session whose graph was written.
+
+    Raises:
+        ModelExecutionError: onnxruntime refuses the model, or cannot write it in this format.
+    """
+    options = _options(level, threads=1)
+    options.optimized_model_filepath = str(target)
+    options.add_session_config_entry("session.save_model_format", "ORT")
+    options.add_session_config_entry(_KEEP_INT8, "1" if platform is Platform.ARM else "0")
+    left_out = [] if platform is Platform.AMD64 else ["NchwcTransformer"]
+    with translated(_failures(), "cannot convert the model to ORT format", where=str(model)):
+        import onnxruntime as ort
+
+        return ort.InferenceSession(
+            str(model), options, providers=[CPU], disabled_optimizers=left_out
+        )
+
+
+def required_operators(model: Path) -> Mapping[str, Mapping[int, Collection[str]]]:
+    """Operators that a model in ORT format needs: names by domain and by version of its set.
+
+    Args:
+        model: An ``.ort`` file.
+    """
+    from onnxruntime.tools.ort_format_model import OrtFormatModelProcessor
+
+    found: dict[str, dict[int, set[str]]] = {}
+    with warnings.catch_warnings():
+        warnings.simplefilter(
+            "ignore", ResourceWarning
+        )  # it leaves its file to be closed by itself
+        OrtFormatModelProcessor(str(model), found, None).process()
+    return found
+
+
+class Recording(NamedTuple):
+    """What onnxruntime's profiler wrote down.
+
+    Attributes:
+        model: The graph as it ran: onnxruntime's fusions applied, its own operators in it.
+        events: The profile's entries, in the order in which they ended; times in microseconds.
+    """
+
+    model: ir.Model
+    events: list[dict[str, Any]]
+
+
+def record(
+    model: ir.Model | Path,
+    feeds: Feeds,
+    *,
+    runs: int,
+    level: Level = Level.ALL,
+    threads: int = 0,
+) -> Recording:
+    """Runs a model under onnxruntime's profiler, with the arithmetic that users will see.
+
+    Args:
+        model: A model in memory, or a file.
+        feeds: Inputs of each run.
+        runs: Number of runs, at least 1.
+        level: How much of the model onnxruntime may rewrite.
+        threads: Threads within one operator; 0 lets onnxruntime take every core.
+
+    Raises:
+        ModelExecutionError: onnxruntime refuses the model or the inputs.
+    """
+    with tempfile.TemporaryDirectory(prefix="slimctl-") as folder:
+        target = Path(folder) / "optimized.onnx"
+        options = _options(level, threads)
+        options.optimized_model_filepath = str(target)
+        options.add_session_config_entry(_WEIGHTS_FILE, "optimized.data")
+        options.enable_profiling = True
+        options.profile_file_prefix = str(Path(folder) / "profile")
+        session = _open(model, options, CPU)
+        for _ in range(runs):
+            run(session, feeds)
+        events = json.loads(Path(session.end_profiling()).read_text("utf-8"))
+        with quiet_onnx_ir():
+            result = ir.load(target)
+        detach(result, target)
+        return Recording(result, events)
