@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
@@ -31,11 +32,19 @@ class LineProgress:
             done += 1
             if self._clock() - last >= SECONDS_BETWEEN_LINES:
                 last = self._clock()
-                self._say(f"{label}: {done}{f'/{total}' if total else ''}")
+                self._say(f"{label}: {done}{_of(total, done, last - start)}")
         self._say(f"{label}: done, {done} in {self._clock() - start:.1f} s")
 
     def _say(self, text: str) -> None:
         print(text, file=self._stream, flush=True)
+
+
+def _of(total: int | None, done: int, seconds: float) -> str:
+    """How much there is in all, and how long the rest takes at this pace."""
+    if not total:
+        return ""
+    left = timedelta(seconds=round(seconds / done * (total - done)))
+    return f"/{total}, {left} left"
 
 
 class BarProgress:
@@ -76,6 +85,7 @@ def _display(stream: TextIO) -> Bars:
         progress.BarColumn(),
         progress.MofNCompleteColumn(),
         progress.TimeElapsedColumn(),
+        progress.TimeRemainingColumn(),
         console=terminal(stream),
         transient=True,
     )

@@ -1,0 +1,1 @@
+"""What each layer costs at each precision or sparsity, measured on data."""
