@@ -8,14 +8,15 @@ computes what such a processor would, beside what is exact. Layers for which the
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 import onnx_ir as ir
 
-from slimctl.core.contract import Context, Feeds, Progress
+from slimctl.core.contract import Feeds, Progress
 from slimctl.core.errors import ModelExecutionError, UnsupportedModelError
 from slimctl.passes._attempt import Built, Outcome, Work
+from slimctl.passes._samples import spread_singles
 from slimctl.runtime.counts import Counts
 from slimctl.runtime.device import find_device
 from slimctl.runtime.session import Runtime
@@ -25,9 +26,6 @@ _DEVICE: Final = "x86-avx2"
 _SAMPLES: Final = 4
 """Runs that are looked at: every code of every layer counts, some 100,000 in each of them. With 8
 the outputs of EfficientNet-lite0 and MobileNetV2 keep as much, to 0.1 dB."""
-
-_LOOK: Final = 64
-"""Samples from which those are taken, evenly: the first ones of a recording may be silence."""
 
 _ROUNDS: Final = 2
 """Layers read something else when others have smaller weights: in the networks named above the
@@ -84,7 +82,7 @@ def check_full_range(work: Work, built: Built, outcome: Outcome) -> Built:
 def _settled(work: Work, built: Built, outcome: Outcome) -> Built:
     candidates, saturating = work.full_range, dict[str, Counts]()
     try:
-        samples = _spread(work.model, work.context)
+        samples = spread_singles(work.model, work.context, _SAMPLES)
         for _ in range(_ROUNDS):
             built = work.build(built.selection)
             found = _saturating(work, built, samples)
@@ -118,36 +116,6 @@ def _counted(model: ir.Model, samples: Sequence[Feeds], progress: Progress) -> d
     for feeds in shown:
         runtime.run(feeds)
     return runtime.counts()
-
-
-def _spread(model: ir.Model, context: Context) -> list[Feeds]:
-    """Some samples out of the first ones, evenly spread; memory is that of twice as many."""
-    kept: list[Feeds] = []
-    stride = 1
-    for index, sample in zip(range(_LOOK), _singles(model, context), strict=False):
-        if index % stride == 0:
-            kept.append(sample)
-        if len(kept) == 2 * _SAMPLES:
-            kept, stride = kept[::2], 2 * stride
-    return kept[:: max(len(kept) // _SAMPLES, 1)][:_SAMPLES]
-
-
-def _singles(model: ir.Model, context: Context) -> Iterator[Feeds]:
-    """Calibration samples one by one; whole batches where they cannot be cut."""
-    names = [value.name or "" for value in model.graph.inputs]
-    for feeds in context.activations(model, names):
-        sizes = {array.shape[0] if array.ndim else 0 for array in feeds.values()}
-        if len(sizes) == 1 and all(map(_is_open, model.graph.inputs)):
-            for start in range(*sizes):
-                # Copies: a view of one sample would keep its whole batch in memory.
-                yield {name: array[start : start + 1].copy() for name, array in feeds.items()}
-        else:
-            yield feeds
-
-
-def _is_open(value: ir.Value) -> bool:
-    """Whether an input takes any number of samples."""
-    return value.shape is not None and value.shape.rank() > 0 and not value.shape.is_static(0)
 
 
 def _all_smaller(reason: str) -> str:

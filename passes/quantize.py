@@ -71,6 +71,7 @@ class Quantize(Pass):
     summary: ClassVar[str] = "Quantize: static int8, dynamic, weight-only int4, fp16 or bf16"
     effect: ClassVar[Effect] = Effect.APPROXIMATE
     needs_data: ClassVar[bool] = True
+    uses_metric: ClassVar[bool] = True
 
     mode: Mode | None = Field(
         None,
@@ -175,6 +176,46 @@ class Quantize(Pass):
         description="static, dynamic: leave the most sensitive layers in float so that every "
         "output keeps this SQNR on calibration samples, in dB; 0 quantizes whatever can be.",
         json_schema_extra=_unset("15, dynamic 20"),
+    )
+    mixed_precision: bool | None = Field(
+        None,
+        description="static: leave the layers in float that keep the bounds (--min-sqnr, "
+        "--max-metric-drop, --max-size, --max-latency) at the least cost, by measurement.",
+        json_schema_extra=_unset("no"),
+    )
+    max_metric_drop: float | None = Field(
+        None,
+        ge=0.0,
+        description="With --mixed-precision: largest loss of the metric on --data, 0.01 for one "
+        "point.",
+        json_schema_extra=_unset("none"),
+    )
+    max_size: float | None = Field(
+        None,
+        gt=0.0,
+        le=1.0,
+        description="With --mixed-precision: bytes of the weights as a share of the float "
+        "model's; within it as much as possible is left in float.",
+        json_schema_extra=_unset("none"),
+    )
+    max_latency: float | None = Field(
+        None,
+        gt=0.0,
+        description="With --mixed-precision: as --max-size, for the time of one run, measured in "
+        "onnxruntime on one thread.",
+        json_schema_extra=_unset("none"),
+    )
+    minimize: Literal["latency", "size"] | None = Field(
+        None,
+        description="With --mixed-precision: what float layers are counted by.",
+        json_schema_extra=_unset("latency"),
+    )
+    plan: str | None = Field(
+        None,
+        min_length=1,
+        description="static: a plan file that says which layers stay in float, such as a run with "
+        "--mixed-precision leaves beside its result.",
+        json_schema_extra={"metavar": "FILE", **_unset("none")},
     )
     keep_io: bool | None = Field(
         None,

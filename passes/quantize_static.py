@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, ClassVar, Self
+from dataclasses import replace
+from typing import Any, ClassVar, Final, Literal, Self
 
 import onnx_ir as ir
-from pydantic import Field, field_validator
+from pydantic import Field, JsonValue, field_validator, model_validator
 
 from slimctl.core.contract import (
     CalibrationMethod,
@@ -28,6 +29,7 @@ from slimctl.numerics.affine import INT8, INT16, UINT8, UINT16, QuantizedType
 from slimctl.passes._attempt import Built, Outcome, Rule, Work, known_range, place_all
 from slimctl.passes._exclusions_ranges import mixed_tensors
 from slimctl.passes._layers import QUANTIZERS, linear_input, refuse_quantized
+from slimctl.passes._mixed import mix
 from slimctl.passes._placement import Placement
 from slimctl.passes._saturation import check_full_range, keep_full_range
 from slimctl.passes._widen import widen
@@ -35,6 +37,10 @@ from slimctl.passes._widen import widen
 _KINDS = {"uint8": UINT8, "int8": INT8, "uint16": UINT16, "int16": INT16, "none": UINT8}
 
 _MANY_LEVELS = 256
+
+_BOUNDS = ("max_metric_drop", "max_size", "max_latency")
+
+_NOT_SET: Final[dict[str, JsonValue]] = {"unset": "none"}
 
 _OPSET_16_BITS = 21
 
@@ -67,6 +73,7 @@ class QuantizeStatic(Pass):
     summary: ClassVar[str] = "Calibrated static quantization (Q/DQ)"
     effect: ClassVar[Effect] = Effect.APPROXIMATE
     needs_data: ClassVar[bool] = True
+    uses_metric: ClassVar[bool] = True
     not_after: ClassVar[frozenset[str]] = QUANTIZERS
 
     calibration: CalibrationMethod = Field(
@@ -123,6 +130,55 @@ class QuantizeStatic(Pass):
         description="Leave the most sensitive layers in float so that every output keeps this "
         "SQNR on calibration samples, in dB; 0 quantizes whatever can be.",
     )
+
+    mixed_precision: bool = Field(
+        False,
+        description="Leave the layers in float that keep the bounds (--min-sqnr, "
+        "--max-metric-drop, --max-size, --max-latency) at the least cost, by measurement.",
+    )
+    max_metric_drop: float | None = Field(
+        None,
+        ge=0.0,
+        description="With mixed precision: largest loss of the metric on the evaluation data, "
+        "0.01 for one point.",
+        json_schema_extra=_NOT_SET,
+    )
+    max_size: float | None = Field(
+        None,
+        gt=0.0,
+        le=1.0,
+        description="With mixed precision: bytes of the weights as a share of the float model's; "
+        "within it as much as possible is left in float.",
+        json_schema_extra=_NOT_SET,
+    )
+    max_latency: float | None = Field(
+        None,
+        gt=0.0,
+        description="With mixed precision: as --max-size, for the time of one run, measured in "
+        "onnxruntime on one thread.",
+        json_schema_extra=_NOT_SET,
+    )
+    minimize: Literal["latency", "size"] = Field(
+        "latency", description="With mixed precision: what float layers are counted by."
+    )
+    plan: str | None = Field(
+        None,
+        min_length=1,
+        description="A plan file that says which layers stay in float, such as a run with "
+        "--mixed-precision leaves beside its result.",
+        json_schema_extra={"metavar": "FILE", **_NOT_SET},
+    )
+
+    @model_validator(mode="after")
+    def _bounds_belong_together(self) -> Self:
+        bounds = [name for name in _BOUNDS if getattr(self, name) is not None]
+        if bounds and not self.mixed_precision:
+            raise ValueError(f"{bounds[0]} is a bound of mixed_precision, which is not asked for")
+        if self.plan is not None and self.mixed_precision:
+            raise ValueError("a plan says what mixed_precision would look for; give one of them")
+        if self.max_size is not None and self.max_latency is not None:
+            raise ValueError("give one of max_size and max_latency")
+        return self
 
     @field_validator("include", "exclude")
     @classmethod
@@ -205,12 +261,20 @@ class QuantizeStatic(Pass):
                 f"{context.target.name} gains little or nothing from integers: quantize with "
                 f"--mode {better}"
             )
-        if self.min_sqnr and context.has_data:
+        mixed = None
+        if self.mixed_precision or self.plan is not None:
+            mixed = mix(self, work, built, outcome)
+            built = check_full_range(work, mixed.built, outcome) if learned else mixed.built
+        elif self.min_sqnr and context.has_data:
             kept = work.keep_sqnr(built, self.min_sqnr, outcome)
             changed = kept is not built
             built = check_full_range(work, kept, outcome) if learned and changed else kept
         model.graph = built.model.graph
-        return built.report(outcome, work.target)
+        report = built.report(outcome, work.target)
+        if mixed is None:
+            return report
+        facts = {**report.facts, "plan": mixed.plan.model_dump(mode="json")}
+        return replace(report, facts=facts, tables=(*report.tables, *mixed.tables))
 
     def _best_start(
         self, model: ir.Model, context: Context, outcome: Outcome

@@ -6,6 +6,7 @@ What each demand means is decided in one place, :mod:`slimctl.targets.demands`.
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -92,6 +93,10 @@ class Demand(_Part):
 
     def given(self) -> dict[str, Any]:
         """Demands that are made, by name."""
+        return self._given
+
+    @cached_property  # quantizers ask for every tensor
+    def _given(self) -> dict[str, Any]:
         return {
             name: getattr(self, name)
             for name in type(self).model_fields

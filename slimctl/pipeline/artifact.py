@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from slimctl.core.errors import OutputError
 from slimctl.core.files import check_output, output_error, publish, sha256_of_file
+from slimctl.passes._plan import Plan
 from slimctl.pipeline.manifest import FileEntry, Manifest, read_manifest
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ WEIGHTS_NAME = "model.onnx.data"
 MANIFEST_NAME = "manifest.json"
 LOCK_NAME = "recipe.lock.yaml"
 REPORT_NAME = "report.html"
+PLAN_NAME = "plan.yaml"
 
 
 class Artifact(NamedTuple):
@@ -100,7 +102,7 @@ def _stranger_in(output: Path) -> Path | None:
         return None
     if not output.is_dir():
         return output
-    own = {MODEL_NAME, WEIGHTS_NAME, MANIFEST_NAME, LOCK_NAME, REPORT_NAME}
+    own = {MODEL_NAME, WEIGHTS_NAME, MANIFEST_NAME, LOCK_NAME, REPORT_NAME, PLAN_NAME}
     return next((item for item in sorted(output.iterdir()) if item.name not in own), None)
 
 
@@ -160,6 +162,8 @@ def _write_folder(
     texts = {REPORT_NAME: render(sealed.document())}
     if lock is not None:
         texts[LOCK_NAME] = lock
+    if (plan := _plan_of(manifest)) is not None:
+        texts[PLAN_NAME] = plan.text()
     for name, text in texts.items():
         (folder / name).write_text(text, encoding="utf-8")
     sealed = _with_run_files(sealed, [FileEntry.of(folder / name) for name in sorted(texts)])
@@ -187,12 +191,22 @@ def _write_file(
     text.write_text(sealed.to_json(), encoding="utf-8")
     outdated = _weights_of_old(output)
     model, *weights = staged
-    for file in (*weights, model, text):
+    texts = [text]
+    if (plan := _plan_of(manifest)) is not None:
+        texts.append(folder / f"{output.stem}.{PLAN_NAME}")
+        texts[-1].write_text(plan.text(), encoding="utf-8")
+    for file in (*weights, model, *texts):
         publish(file, output.with_name(file.name))
     for old in outdated - {output.with_name(file.name) for file in weights}:
         old.unlink(missing_ok=True)
-    files = [output.with_name(file.name) for file in (model, *weights, text)]
+    files = [output.with_name(file.name) for file in (model, *weights, *texts)]
     return Artifact(output, output, sealed, tuple(files))
+
+
+def _plan_of(manifest: Manifest) -> Plan | None:
+    """Which precision each layer has, where a step chose among them."""
+    plans = [step.facts["plan"] for step in manifest.steps if "plan" in step.facts]
+    return Plan.model_validate(plans[-1]) if plans else None
 
 
 def _staged(model_files: Sequence[Path], folder: Path, name: str) -> list[Path]:
