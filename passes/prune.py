@@ -29,10 +29,10 @@ _NOT_SET: dict[str, JsonValue] = {"unset": "not set"}
 
 
 class Prune(Pass):
-    """Remove the least important channels and everything tied to them."""
+    """Remove the least important channels and what depends on them."""
 
     name: ClassVar[str] = "prune"
-    summary: ClassVar[str] = "Remove the least important channels and everything tied to them"
+    summary: ClassVar[str] = "Remove the least important channels and what depends on them"
     effect: ClassVar[Effect] = Effect.APPROXIMATE
     uses_data: ClassVar[bool] = True
     uses_metric: ClassVar[bool] = True

@@ -52,7 +52,7 @@ BUILT_IN: dict[str, Entry] = {
     ),
     "prune": Entry(
         "slimctl.passes.prune:Prune",
-        "Remove the least important channels and everything tied to them",
+        "Remove the least important channels and what depends on them",
         command=True,
     ),
     "equalize": Entry(

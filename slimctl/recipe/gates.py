@@ -1,4 +1,4 @@
-"""Bounds on a result, judged against the original model."""
+"""Bounds on a result, judged against the original model and the last accepted version."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from slimctl.recipe.schema import (
     AccuracyGate,
     Gates,
     LatencyGate,
+    MemoryGate,
     PlacementGate,
     SizeGate,
     SqnrGate,
@@ -18,6 +19,7 @@ from slimctl.recipe.schema import (
 )
 
 if TYPE_CHECKING:
+    from slimctl.evaluate.benchmark import Verdict
     from slimctl.evaluate.verification import Verification
 
 _DIGITS = 9
@@ -29,28 +31,64 @@ class Evidence:
     """What was measured; None where nothing was.
 
     Attributes:
-        size_ratio: Bytes of the result's files as a share of the original's.
+        size: Bytes of the result's files.
+        original_size: Of the original's.
         sqnr_db: Distance of the worst output; None without data or without a float output.
         metric: Name of the metric.
         metric_original: Its value for the original.
         metric_result: Its value for the result.
         higher_is_better: Which direction of the metric is an improvement.
         latency: Milliseconds by percentile of the original and of the result.
+        speedup: What these say about the gate's bound.
+        memory: Bytes that a session of the original and one of the result add at most.
         fallbacks: What does not run on the target's provider.
         outputs_db: SQNR of each output of floats; None when outputs were not compared.
         verification: What was found node by node on a few samples.
+        last: The last accepted version, measured in the same way; None when there is none.
     """
 
-    size_ratio: float
+    size: int
+    original_size: int
     sqnr_db: float | None = None
     metric: str | None = None
     metric_original: float | None = None
     metric_result: float | None = None
     higher_is_better: bool = True
     latency: tuple[dict[str, Any], dict[str, Any]] | None = None
+    speedup: Verdict | None = None
+    memory: tuple[int | None, ...] | None = None
     fallbacks: int | None = None
     outputs_db: Mapping[str, float] | None = None
     verification: Verification | None = None
+    last: Last | None = None
+
+    @property
+    def size_ratio(self) -> float:
+        """Size as a share of the original's."""
+        return self.size / self.original_size
+
+
+@dataclass(frozen=True)
+class Last:
+    """The last accepted version; None where nothing was measured.
+
+    Attributes:
+        reference: How it is called, such as ``name@3``.
+        size: Bytes of its files.
+        sqnr_db: As in :class:`Evidence`.
+        metric: Value of the metric.
+        speedup: What the result's time beside its own says about the gate's bound.
+        memory: Bytes that a session adds at most.
+        fallbacks: As in :class:`Evidence`.
+    """
+
+    reference: str
+    size: int
+    sqnr_db: float | None = None
+    metric: float | None = None
+    speedup: Verdict | None = None
+    memory: int | None = None
+    fallbacks: int | None = None
 
 
 @dataclass(frozen=True)
@@ -81,25 +119,36 @@ def judge(gates: Gates, evidence: Evidence) -> tuple[GateResult, ...]:
 
 def _verdicts(gates: Gates, evidence: Evidence) -> Iterator[GateResult]:
     if gates.accuracy is not None:
-        yield _accuracy(gates.accuracy, evidence)
+        yield from _accuracy(gates.accuracy, evidence)
     if gates.sqnr is not None:
-        yield _sqnr(gates.sqnr, evidence)
+        yield from _sqnr(gates.sqnr, evidence)
     if gates.size is not None:
-        yield _size(gates.size, evidence)
+        yield from _size(gates.size, evidence)
     if gates.latency is not None:
-        yield _latency(gates.latency, evidence)
+        yield from _latency(gates.latency, evidence)
+    if gates.memory is not None:
+        yield from _memory(gates.memory, evidence)
     if gates.placement is not None:
-        yield _placement(gates.placement, evidence)
+        yield from _placement(gates.placement, evidence)
     if gates.verify is not None:
         yield from _verify(gates.verify, evidence)
 
 
-def _accuracy(gate: AccuracyGate, evidence: Evidence) -> GateResult:
-    return _metric_drop("accuracy", gate.max_drop, evidence)
+def _accuracy(gate: AccuracyGate, evidence: Evidence) -> Iterator[GateResult]:
+    if gate.max_drop is not None:
+        before = evidence.metric_original
+        yield _metric_drop("accuracy", gate.max_drop, before, evidence)
+    if gate.max_drop_from_last is not None:
+        name, bound, last = "accuracy.last", gate.max_drop_from_last, evidence.last
+        if last is None:
+            yield _no_version(name, bound)
+        else:
+            found = _metric_drop(name, bound, last.metric, evidence)
+            yield replace(found, message=f"against {last.reference}: {found.message}")
 
 
-def _metric_drop(gate: str, bound: float, evidence: Evidence) -> GateResult:
-    before, after = evidence.metric_original, evidence.metric_result
+def _metric_drop(gate: str, bound: float, before: float | None, evidence: Evidence) -> GateResult:
+    after = evidence.metric_result
     if before is None or after is None:
         return _unmeasured(gate, bound, "no metric was measured")
     loss = before - after if evidence.higher_is_better else after - before
@@ -108,32 +157,119 @@ def _metric_drop(gate: str, bound: float, evidence: Evidence) -> GateResult:
     return _at_most(gate, drop, bound, f"{facts}, a drop of {drop:.4f}")
 
 
-def _sqnr(gate: SqnrGate, evidence: Evidence) -> GateResult:
-    if evidence.sqnr_db is None:
-        return _unmeasured("sqnr", gate.min_db, "the model has no output of floats")
-    facts = f"SQNR {evidence.sqnr_db:.2f} dB"
-    return _at_least("sqnr", evidence.sqnr_db, gate.min_db, facts, unit=" dB")
+def _sqnr(gate: SqnrGate, evidence: Evidence) -> Iterator[GateResult]:
+    found, last = evidence.sqnr_db, evidence.last
+    if gate.min_db is not None:
+        if found is None:
+            yield _unmeasured("sqnr", gate.min_db, _NO_FLOATS)
+        else:
+            yield _at_least("sqnr", found, gate.min_db, f"SQNR {found:.2f} dB", unit=" dB")
+    if gate.max_loss_from_last_db is not None:
+        name, bound = "sqnr.last", gate.max_loss_from_last_db
+        if last is None:
+            yield _no_version(name, bound)
+        elif found is None or last.sqnr_db is None:
+            yield _unmeasured(name, bound, _NO_FLOATS)
+        else:
+            loss = round(last.sqnr_db - found, _DIGITS)
+            facts = f"SQNR {found:.2f} dB, {last.sqnr_db:.2f} dB in {last.reference}"
+            yield _at_most(name, loss, bound, facts)
 
 
-def _size(gate: SizeGate, evidence: Evidence) -> GateResult:
-    ratio = evidence.size_ratio
-    return _at_most("size", ratio, gate.max_ratio, f"{ratio:.4f} of the original's size")
+_NO_FLOATS = "the model has no output of floats"
 
 
-def _latency(gate: LatencyGate, evidence: Evidence) -> GateResult:
-    if evidence.latency is None:
-        return _unmeasured("latency", gate.min_speedup, "no input fits the model", stable=False)
-    before, after = (float(side[f"{gate.percentile}_ms"]) for side in evidence.latency)
-    facts = f"{gate.percentile} went from {before:.3f} to {after:.3f} ms, {before / after:.2f}x"
-    return _at_least("latency", before / after, gate.min_speedup, facts, unit="x", repeatable=False)
+def _size(gate: SizeGate, evidence: Evidence) -> Iterator[GateResult]:
+    if gate.max_ratio is not None:
+        ratio = evidence.size_ratio
+        yield _at_most("size", ratio, gate.max_ratio, f"{ratio:.4f} of the original's size")
+    if gate.max_ratio_to_last is not None:
+        name, bound, last = "size.last", gate.max_ratio_to_last, evidence.last
+        if last is None:
+            yield _no_version(name, bound)
+        else:
+            ratio = evidence.size / last.size
+            yield _at_most(name, ratio, bound, f"{ratio:.4f} of the size of {last.reference}")
 
 
-def _placement(gate: PlacementGate, evidence: Evidence) -> GateResult:
-    if evidence.fallbacks is None:
-        return _unmeasured("placement", gate.max_fallback_nodes, "placement was not checked")
-    found, bound = evidence.fallbacks, gate.max_fallback_nodes
-    message = f"{found} nodes, inputs or outputs fall back; at most {bound} allowed"
-    return GateResult("placement", bound, found, found <= bound, message)
+def _latency(gate: LatencyGate, evidence: Evidence) -> Iterator[GateResult]:
+    if gate.min_speedup is not None:
+        yield _speedup("latency", gate.min_speedup, gate, evidence.speedup, "the original")
+    if gate.min_speedup_over_last is not None:
+        name, bound, last = "latency.last", gate.min_speedup_over_last, evidence.last
+        if last is None:
+            yield replace(_no_version(name, bound), repeatable=False)
+        else:
+            yield _speedup(name, bound, gate, last.speedup, last.reference)
+
+
+def _speedup(
+    name: str, bound: float, gate: LatencyGate, found: Verdict | None, than: str
+) -> GateResult:
+    if found is None:
+        return _unmeasured(name, bound, "no input fits the model", stable=False)
+    ratio = found.ratio
+    facts = (
+        f"{gate.percentile} is {ratio.value:.2f}x as fast as {than} "
+        f"({ratio.low:.2f} to {ratio.high:.2f})"
+    )
+    result = _at_least(name, ratio.value, bound, facts, unit="x", repeatable=False)
+    if found.decided:
+        return result
+    return replace(result, message=f"{result.message}; within noise: {found.reason}")
+
+
+def _memory(gate: MemoryGate, evidence: Evidence) -> Iterator[GateResult]:
+    before, after = evidence.memory or (None, None)
+    if gate.max_ratio is not None:
+        yield _memory_ratio("memory", gate.max_ratio, before, after, "the original")
+    if gate.max_ratio_to_last is not None:
+        name, bound, last = "memory.last", gate.max_ratio_to_last, evidence.last
+        if last is None:
+            yield replace(_no_version(name, bound), repeatable=False)
+        else:
+            yield _memory_ratio(name, bound, last.memory, after, last.reference)
+
+
+def _memory_ratio(
+    name: str, bound: float, before: int | None, after: int | None, than: str
+) -> GateResult:
+    if not before or after is None:
+        why = "the memory of a session cannot be measured here"
+        return _unmeasured(name, bound, why, stable=False)
+    ratio = after / before
+    facts = f"{after / _MB:.1f} MB at most, {ratio:.3f} of {than}'s {before / _MB:.1f} MB"
+    return replace(_at_most(name, ratio, bound, facts), repeatable=False)
+
+
+_MB = 1e6
+
+
+def _placement(gate: PlacementGate, evidence: Evidence) -> Iterator[GateResult]:
+    found, last = evidence.fallbacks, evidence.last
+    if gate.max_fallback_nodes is not None:
+        bound = gate.max_fallback_nodes
+        if found is None:
+            yield _unmeasured("placement", bound, _NOT_PLACED)
+        else:
+            message = f"{found} nodes, inputs or outputs fall back; at most {bound} allowed"
+            yield GateResult("placement", bound, found, found <= bound, message)
+    if gate.max_more_than_last is not None:
+        name, bound = "placement.last", gate.max_more_than_last
+        if last is None:
+            yield _no_version(name, bound)
+        elif found is None or last.fallbacks is None:
+            yield _unmeasured(name, bound, _NOT_PLACED)
+        else:
+            more = found - last.fallbacks
+            message = (
+                f"{found} nodes, inputs or outputs fall back, {last.fallbacks} in "
+                f"{last.reference}; at most {bound} more allowed"
+            )
+            yield GateResult(name, bound, more, more <= bound, message)
+
+
+_NOT_PLACED = "placement was not checked"
 
 
 def _verify(gate: VerifyGate, evidence: Evidence) -> Iterator[GateResult]:
@@ -146,7 +282,8 @@ def _verify(gate: VerifyGate, evidence: Evidence) -> Iterator[GateResult]:
     if gate.min_sqnr is not None:
         yield _worst_output("verify.min_sqnr", gate.min_sqnr, evidence.outputs_db)
     if gate.max_metric_drop is not None:
-        yield _metric_drop("verify.max_metric_drop", gate.max_metric_drop, evidence)
+        before = evidence.metric_original
+        yield _metric_drop("verify.max_metric_drop", gate.max_metric_drop, before, evidence)
 
 
 def _faults(gate: str, bound: int, verification: Verification | None) -> GateResult:
@@ -193,6 +330,10 @@ def _at_least(
     lack = "" if passed else f": {bound - found:.2f}{unit} too little"
     message = f"{facts}; at least {bound:g}{unit} wanted{lack}"
     return GateResult(gate, bound, found, passed, message, repeatable)
+
+
+def _no_version(gate: str, bound: float) -> GateResult:
+    return GateResult(gate, bound, None, True, "there is no accepted version to compare with yet")
 
 
 def _unmeasured(gate: str, bound: float, why: str, *, stable: bool = True) -> GateResult:

@@ -3,29 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import onnx_ir as ir
 
 from slimctl.core.contract import Progress
 from slimctl.data.sources import DataSource, open_source
 from slimctl.evaluate.accuracy import Score, accuracy
-from slimctl.evaluate.benchmark import BenchResult, benchmark
+from slimctl.evaluate.benchmark import (
+    BenchResult,
+    Verdict,
+    benchmark,
+    judge_speedup,
+    peak_memory,
+)
 from slimctl.evaluate.compare import Comparison, compare_models
 from slimctl.evaluate.verification import FEW_SAMPLES, Verification, verify_model
 from slimctl.graph.edit import interface
 from slimctl.graph.load import load_model
 from slimctl.pipeline.facts import model_files, total_bytes
 from slimctl.pipeline.run import PipelineResult
-from slimctl.recipe.gates import Evidence
+from slimctl.recipe.gates import Evidence, Last
 from slimctl.recipe.resolve import Job
-from slimctl.recipe.schema import DataSpec
+from slimctl.recipe.schema import DataSpec, Gates, LatencyGate
+from slimctl.recipe.stored import last_accepted
 from slimctl.runtime.session import Runtime
 from slimctl.targets.check import check_placement
 
 LATENCY_SECONDS = 20.0
-"""Longest time that a latency gate measures for."""
+LATENCY_ROUNDS = 30
+LATENCY_ATTEMPTS = 3
+"""A latency gate measures for so long; twice as long where that does not decide, and once more."""
 
 
 @dataclass(frozen=True)
@@ -123,6 +133,9 @@ class Measurements:
         score: The latest measurement of the metric.
         fallbacks: What does not run on the target's provider, when a gate asks for it.
         verification: What was found node by node, when a gate asks for it.
+        speedup: What the latencies say about the gate's bound.
+        memory: Bytes that sessions of the original and of the result add, when a gate asks for it.
+        last: The last accepted version, when a gate asks for it and there is one.
     """
 
     done: PipelineResult
@@ -132,27 +145,68 @@ class Measurements:
     score: Score | None
     fallbacks: int | None = None
     verification: Verification | None = None
+    speedup: Verdict | None = None
+    memory: tuple[int | None, ...] | None = None
+    last: Last | None = None
 
 
 def measure(
-    bench: Bench, done: PipelineResult, files: Sequence[Path], score: Score | None
+    bench: Bench, done: PipelineResult, files: Sequence[Path], meter: Meter | None, folder: Path
 ) -> Measurements:
-    """Compares a result with its original as far as the job asks for it."""
-    return Measurements(
+    """Compares a result with its original as far as the job asks for it.
+
+    Args:
+        bench: What it was made of.
+        done: What the pipeline made.
+        files: The result's files, the model first.
+        meter: What has measured the metric.
+        folder: For temporary files.
+    """
+    baseline = last_accepted(bench.job) if _wants_last(bench.job.gates) else None
+    older = None if baseline is None else baseline.model(folder / "last")
+    timed = _timed(bench, done, files[0], older)
+    found = Measurements(
         done,
         tuple(files),
         _compare(bench, done, files[0]),
-        _latency(bench, done, files[0]),
-        score,
-        _fallbacks(bench, done),
+        None if timed is None else timed.latency,
+        meter.last if meter else None,
+        _fallbacks(bench, done.model),
         _verification(bench, done, files[0]),
+        None if timed is None else timed.speedup,
+        _memory(bench, done, [bench.path, files[0]]),
+    )
+    if baseline is None or older is None:
+        return found
+    comparison = _compare(bench, done, older)
+    memory = _memory(bench, done, [older])
+    last = Last(
+        baseline.version.reference,
+        total_bytes(model_files(older)),
+        None if comparison is None else comparison.worst_sqnr_db,
+        meter.score(older).value if meter else None,
+        None if timed is None else timed.over_last,
+        memory[0] if memory else None,
+        _fallbacks(bench, load_model(older)),
+    )
+    return replace(found, last=last)
+
+
+def _wants_last(gates: Gates) -> bool:
+    """Whether a bound is against the last accepted version."""
+    set_gates = (getattr(gates, name) for name in type(gates).model_fields)
+    return any(
+        "last" in name and value is not None
+        for gate in set_gates
+        if gate is not None
+        for name, value in gate
     )
 
 
-def _fallbacks(bench: Bench, done: PipelineResult) -> int | None:
+def _fallbacks(bench: Bench, model: ir.Model) -> int | None:
     if bench.job.gates.placement is None:
         return None
-    return check_placement(done.model, bench.job.target).violations
+    return check_placement(model, bench.job.target).violations
 
 
 def _verification(bench: Bench, done: PipelineResult, result: Path) -> Verification | None:
@@ -188,30 +242,76 @@ def _compare(bench: Bench, done: PipelineResult, result: Path) -> Comparison | N
     )
 
 
-def _latency(
-    bench: Bench, done: PipelineResult, result: Path
-) -> tuple[BenchResult, BenchResult] | None:
+class _Timed(NamedTuple):
+    """Times and what they say.
+
+    Attributes:
+        latency: Of the original and of the result.
+        speedup: Over the original; None where nothing bounds it.
+        over_last: Over the last accepted version; None where nothing bounds it or there is none.
+    """
+
+    latency: tuple[BenchResult, BenchResult]
+    speedup: Verdict | None
+    over_last: Verdict | None
+
+    @property
+    def decided(self) -> bool:
+        """Whether every bound can be judged."""
+        return all(v is None or v.decided for v in (self.speedup, self.over_last))
+
+
+def _timed(bench: Bench, done: PipelineResult, result: Path, last: Path | None) -> _Timed | None:
     gate = bench.job.gates.latency
     if gate is None or not done.probes.all:
         return None
-    before, after = benchmark(
-        [bench.path, result],
-        done.probes.all[0],
-        threads=gate.threads,
-        max_seconds=LATENCY_SECONDS,
-        memory=False,
-        progress=bench.progress,
-    )
-    return before, after
+    timed = None
+    for attempt in range(LATENCY_ATTEMPTS):
+        measured = benchmark(
+            [bench.path, result, *([] if last is None else [last])],
+            done.probes.all[0],
+            threads=gate.threads,
+            rounds=LATENCY_ROUNDS << attempt,
+            max_seconds=LATENCY_SECONDS * 2**attempt,
+            memory=False,
+            progress=bench.progress,
+        )
+        timed = _judged(gate, measured)
+        if timed.decided:
+            break
+    return timed
+
+
+def _judged(gate: LatencyGate, measured: Sequence[BenchResult]) -> _Timed:
+    before, after, *older = measured
+    percentile = float(gate.percentile.removeprefix("p"))
+
+    def judge(base: BenchResult, bound: float | None) -> Verdict | None:
+        if bound is None:
+            return None
+        return judge_speedup(base, after, bound=bound, percentile=percentile)
+
+    over_last = judge(older[0], gate.min_speedup_over_last) if older else None
+    return _Timed((before, after), judge(before, gate.min_speedup), over_last)
+
+
+def _memory(
+    bench: Bench, done: PipelineResult, models: Sequence[Path]
+) -> tuple[int | None, ...] | None:
+    gate = bench.job.gates.memory
+    if gate is None or not done.probes.all:
+        return None
+    feeds = done.probes.all[0]
+    return tuple(peak_memory(model, feeds, threads=gate.threads) for model in models)
 
 
 def evidence(bench: Bench, found: Measurements) -> Evidence:
     """The measurements in the form that gates judge."""
-    original = total_bytes(model_files(bench.path))
     latest = found.done.records[-1]
     comparison, latency, score = found.comparison, found.latency, found.score
     return Evidence(
-        size_ratio=total_bytes(found.files) / original,
+        size=total_bytes(found.files),
+        original_size=total_bytes(model_files(bench.path)),
         sqnr_db=latest.sqnr_db if comparison is None else comparison.worst_sqnr_db,
         metric=score.metric if score else None,
         metric_original=found.done.metric,
@@ -221,6 +321,9 @@ def evidence(bench: Bench, found: Measurements) -> Evidence:
         fallbacks=found.fallbacks,
         outputs_db=None if comparison is None else _outputs_db(comparison),
         verification=found.verification,
+        speedup=found.speedup,
+        memory=found.memory,
+        last=found.last,
     )
 
 

@@ -33,6 +33,7 @@ from slimctl.recipe.resolve import (
     resolve_recipe,
 )
 from slimctl.recipe.schema import DataSpec, EvaluationSpec
+from slimctl.recipe.stored import Stored, check_store, store_result
 from slimctl.targets import load_target
 
 
@@ -45,9 +46,11 @@ class RunResult:
         records: One per step.
         manifest: Everything about the result.
         gates: Every gate's verdict.
-        artifact: The result on disk; None when there was no output, or a gate failed.
+        artifact: The result on disk; None when there was no output, a gate failed, or the ledger
+            is on object storage.
         comparison: The result against the original on the evaluation data, if they were compared.
         latency: Of the original and of the result, if a gate asked for it.
+        stored: What became of the result in the ledger, if the recipe names one.
     """
 
     job: Job
@@ -57,6 +60,7 @@ class RunResult:
     artifact: Artifact | None
     comparison: Comparison | None
     latency: tuple[BenchResult, BenchResult] | None
+    stored: Stored | None = None
 
     @property
     def failed_gates(self) -> tuple[GateResult, ...]:
@@ -71,11 +75,14 @@ class RunResult:
         """
         if not self.failed_gates:
             return
+        raise gate_error(self.failed_gates, self._whereabouts())
+
+    def _whereabouts(self) -> str:
         if self.artifact is not None:
-            where = f"the result was kept all the same: {self.artifact.path}"
-        else:
-            where = "the result was not published; --keep-failed keeps it"
-        raise gate_error(self.failed_gates, where)
+            return f"the result was kept all the same: {self.artifact.path}"
+        if self.stored is not None and self.stored.version.has_files:
+            return f"the result was kept all the same: {self.stored.version.reference}"
+        return "the result was not published; --keep-failed keeps it"
 
 
 def plan_recipe(recipe: str | Path, overrides: Sequence[str] = ()) -> Job:
@@ -222,26 +229,34 @@ def run_job(
         ]
         notes = [*context.notes, *timings]
         manifest = manifest_of(bench, found, proof, gates, seconds=seconds, notes=notes)
-        accepted = keep_failed or all(gate.passed for gate in gates)
-        artifact = _published(job, found, manifest, folder) if accepted else None
+        accepted = all(gate.passed for gate in gates)
+        stored, artifact = None, None
+        if job.store is not None:
+            stored, artifact = store_result(
+                *(job, found.files, manifest, folder),
+                accepted=accepted,
+                keep_failed=keep_failed,
+                force=force,
+            )
+        elif accepted or keep_failed:
+            artifact = _published(job, found, manifest, folder)
+    sealed = stored or artifact
     return RunResult(
         job,
         found.done.records,
-        artifact.manifest if artifact else manifest.sealed(()),
+        sealed.manifest if sealed else manifest.sealed(()),
         gates,
         artifact,
         found.comparison,
         found.latency,
+        stored,
     )
 
 
 def _check_output(job: Job, *, force: bool) -> None:
     if job.store is not None:
-        try:
-            job.store.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise output_error(job.store, error) from error
-    if job.output is not None:
+        check_store(job, force=force)
+    elif job.output is not None:
         check_artifact_output(job.output, force=force)
 
 
@@ -253,7 +268,7 @@ def _worked(bench: Bench, context: PipelineContext, folder: Path) -> Measurement
         bench.model, bench.job.steps, context, source=bench.path, workspace=folder, measure=meter
     )
     files = _result_files(bench.job, done, folder)
-    return measure(bench, done, files, meter.last if meter else None)
+    return measure(bench, done, files, meter, folder)
 
 
 def _result_files(job: Job, done: PipelineResult, folder: Path) -> list[Path]:

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"  # also the name of a folder
+from slimctl.store.reference import NAME_PATTERN
 
 
 class RecipePart(BaseModel):
@@ -39,7 +39,7 @@ class EvaluationSpec(DataSpec):
 
     metric: str | None = Field(
         None,
-        description="What is measured on labeled samples: top1, top5, or 'module:function'.",
+        description="What is measured: a name from 'slimctl eval --list', or 'module:function'.",
     )
 
 
@@ -69,37 +69,97 @@ class StepSpec(RecipePart):
         raise ValueError("a step is the name of a pass, or one name with its options")
 
 
-class AccuracyGate(RecipePart):
-    """The metric on ``data.evaluation`` may fall by this much against the original."""
+class Gate(RecipePart):
+    """A bound against the original, one against the last accepted version, or both.
 
-    max_drop: float = Field(ge=0, description="Largest loss of the metric, 0.01 for one point.")
+    The second kind has ``last`` in its name. It counts where ``output.store`` names a ledger that
+    has an accepted version of the result; until then it is kept.
+    """
+
+    model_config = ConfigDict(json_schema_extra={"minProperties": 1})
+
+    @model_validator(mode="after")
+    def _bounds_something(self) -> Gate:
+        fields = type(self).model_fields
+        bounds = [name for name, field in fields.items() if field.default is None]
+        if all(getattr(self, name) is None for name in bounds):
+            raise ValueError(f"give at least one of {', '.join(bounds)}")
+        return self
 
 
-class SqnrGate(RecipePart):
-    """The outputs must stay this close to the original's."""
+class AccuracyGate(Gate):
+    """The metric on ``data.evaluation`` may fall by so much."""
 
-    min_db: float = Field(description="Least signal-to-quantization-noise ratio in dB.")
+    max_drop: float | None = Field(
+        None, ge=0, description="Largest loss of the metric, 0.01 for one point."
+    )
+    max_drop_from_last: float | None = Field(
+        None, ge=0, description="As max_drop, against the last accepted version."
+    )
 
 
-class SizeGate(RecipePart):
-    """The files of the result against those of the original."""
+class SqnrGate(Gate):
+    """The outputs must stay so close to the original's."""
 
-    max_ratio: float = Field(gt=0, description="Largest size as a share of the original's.")
+    min_db: float | None = Field(
+        None, description="Least signal-to-quantization-noise ratio in dB."
+    )
+    max_loss_from_last_db: float | None = Field(
+        None, ge=0, description="Largest loss of it against the last accepted version, in dB."
+    )
 
 
-class LatencyGate(RecipePart):
-    """Time of one run against the original's, measured in turns."""
+class SizeGate(Gate):
+    """The bytes of the result's files."""
 
-    min_speedup: float = Field(gt=0, description="Least quotient of the original's time and ours.")
+    max_ratio: float | None = Field(
+        None, gt=0, description="Largest size as a share of the original's."
+    )
+    max_ratio_to_last: float | None = Field(
+        None, gt=0, description="Largest size as a share of the last accepted version's."
+    )
+
+
+class LatencyGate(Gate):
+    """Time of one run, the models measured in turns.
+
+    A ratio decides where its 95 % interval leaves the bound out. Where it does not, measuring goes
+    on for a while; after that the ratio itself decides, and the verdict says that it is within
+    noise.
+    """
+
+    min_speedup: float | None = Field(
+        None, gt=0, description="Least quotient of the original's time and ours."
+    )
+    min_speedup_over_last: float | None = Field(
+        None, gt=0, description="Least quotient of the last accepted version's time and ours."
+    )
     percentile: Literal["p50", "p90", "p99"] = Field("p50", description="Which latency counts.")
-    threads: int = Field(1, ge=1, description="Threads of both models while measuring.")
+    threads: int = Field(1, ge=1, description="Threads of all models while measuring.")
 
 
-class PlacementGate(RecipePart):
+class MemoryGate(Gate):
+    """Resident memory that a session and its runs add, at most."""
+
+    max_ratio: float | None = Field(
+        None, gt=0, description="Largest memory as a share of the original's."
+    )
+    max_ratio_to_last: float | None = Field(
+        None, gt=0, description="Largest memory as a share of the last accepted version's."
+    )
+    threads: int = Field(1, ge=1, description="Threads of all models while measuring.")
+
+
+class PlacementGate(Gate):
     """What the target's provider does not take; ``slimctl target check`` lists it."""
 
-    max_fallback_nodes: int = Field(
-        ge=0, description="Most nodes, inputs and outputs that another provider has to run."
+    max_fallback_nodes: int | None = Field(
+        None,
+        ge=0,
+        description="Most nodes, inputs and outputs that another provider has to run.",
+    )
+    max_more_than_last: int | None = Field(
+        None, ge=0, description="Most of them more than in the last accepted version."
     )
 
 
@@ -136,6 +196,7 @@ class Gates(RecipePart):
     sqnr: SqnrGate | None = Field(None, description="Bound on the numeric distance.")
     size: SizeGate | None = Field(None, description="Bound on the size of the files.")
     latency: LatencyGate | None = Field(None, description="Bound on the time of one run.")
+    memory: MemoryGate | None = Field(None, description="Bound on the memory of a session.")
     placement: PlacementGate | None = Field(
         None, description="Bound on what does not run on the target's provider."
     )
@@ -148,7 +209,10 @@ class OutputSpec(RecipePart):
     """Where the result goes when the command line does not say."""
 
     store: str | None = Field(
-        None, min_length=1, description="Folder of artifacts; the result is STORE/NAME/."
+        None,
+        min_length=1,
+        description="The ledger, a folder or a URL such as s3://bucket/models; the result becomes "
+        "a version of NAME in it, and in a folder STORE/NAME/ is the current one.",
     )
     path: str | None = Field(None, min_length=1, description="An .onnx file or an artifact folder.")
 

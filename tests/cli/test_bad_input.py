@@ -178,6 +178,21 @@ CASES: dict[str, tuple[Spoil, list[str], tuple[str, ...]]] = {
         ["eval", "model.onnx", "--data", "val.npz", "--metric", "top2"],
         ("top2", "top1"),
     ),
+    "eval: unknown option of a metric": (
+        nothing,
+        ["eval", "model.onnx", "--data", "val.npz", "--metric", "f1?avrage=micro"],
+        ("avrage", "'average'?"),
+    ),
+    "eval: bad value of a metric's option": (
+        nothing,
+        ["eval", "model.onnx", "--data", "val.npz", "--metric", "f1?average=best"],
+        ("average", "macro"),
+    ),
+    "eval: labels of another kind": (
+        nothing,
+        ["eval", "model.onnx", "--data", "val.npz", "--metric", "ctc-cer"],
+        ("ctc-cer", "[N, T, C]"),
+    ),
     "bench: not a model": (text_file, ["bench", "model.onnx"], ("model.onnx",)),
     "run: no recipe": (nothing, ["run", "no.yaml"], ("no.yaml",)),
 }

@@ -11,6 +11,7 @@ import onnx
 import onnxruntime as ort
 import pytest
 import yaml
+from onnx import numpy_helper
 
 from slimctl.cli import words
 from slimctl.cli.doctor_command import EXTRAS, suggested_target
@@ -255,6 +256,66 @@ def test_eval(metric: str, k: int, inputs: Path, slimctl) -> None:
     assert f"{expected:.4f}" in slimctl(*arguments).stdout
 
 
+def test_eval_gives_an_interval(inputs: Path, slimctl) -> None:
+    arguments = ("eval", "model.onnx", "--data", "val.npz", "--metric", "f1?average=micro")
+    document = parsed(slimctl(*arguments, "--json"))
+    interval = document["interval"]
+    assert 0 <= interval["low"] <= document["value"] <= interval["high"] <= 1
+    assert (interval["confidence"], interval["unit"], document["difference"]) == (
+        0.95,
+        "samples",
+        None,
+    )
+    assert interval == parsed(slimctl(*arguments, "--json"))["interval"]
+    assert f"95 % interval:     {interval['low']:.4f} to" in slimctl(*arguments).stdout
+
+
+def noisy(strength: float, folder: Path) -> None:
+    """Labels that the model finds, and a model whose scores are moved at random."""
+    data = np.load(folder / "val.npz")
+    image = np.random.default_rng(3).normal(size=(200, *data["image"].shape[1:]))
+    labels = outputs(folder / "model.onnx", image.astype(np.float32)).argmax(axis=1)
+    np.savez(folder / "val.npz", image=image.astype(np.float32), labels=labels)
+    model = classifier()
+    for tensor in model.graph.initializer:
+        weight = numpy_helper.to_array(tensor)
+        moved = weight + np.random.default_rng(0).normal(0, strength, weight.shape)
+        tensor.CopyFrom(numpy_helper.from_array(moved.astype(np.float32), tensor.name))
+    onnx.save(model, folder / "other.onnx")
+
+
+@pytest.mark.parametrize(("strength", "verdict"), [(1.0, "significant"), (1e-7, "within noise")])
+def test_eval_of_two_models(strength: float, verdict: str, inputs: Path, slimctl) -> None:
+    noisy(strength, inputs)
+    arguments = ("eval", "other.onnx", "--against", "model.onnx", "--data", "val.npz")
+    document = parsed(slimctl(*arguments, "--json"))
+    found = document["difference"]
+    assert found["reference"] == 1.0 and found["model"] == document["value"]
+    assert found["drop"] == pytest.approx(1 - document["value"])
+    assert found["low"] <= found["drop"] <= found["high"]
+    assert found["within_noise"] == (found["p_value"] >= 0.05) == (verdict == "within noise")
+    assert found["verdict"] == verdict
+    text = slimctl(*arguments).stdout
+    assert f"the difference is:  {verdict}\n" in text
+    assert "Compared with 'model.onnx'" in text and "exact McNemar test" in text
+
+
+def test_eval_against_a_reference_that_is_the_measure(inputs: Path, slimctl) -> None:
+    noisy(0.05, inputs)
+    arguments = ("eval", "other.onnx", "--data", "val.npz", "--metric", "cosine")
+    document = parsed(slimctl(*arguments, "--against", "model.onnx", "--json"))
+    assert 0 < document["interval"]["low"] < document["value"] < 1
+    assert document["difference"] is None
+    ended = slimctl(*arguments)
+    assert (ended.code, "--against" in ended.stderr) == (2, True)
+
+
+def test_eval_lists_its_metrics(slimctl) -> None:
+    ended = slimctl("eval", "--list")
+    assert (ended.code, ended.stderr) == (0, "")
+    assert "ctc-cer          blank layout" in ended.stdout and "module:function" in ended.stdout
+
+
 def test_eval_with_a_function(inputs: Path, slimctl, monkeypatch: pytest.MonkeyPatch) -> None:
     (inputs / "own_metric.py").write_text(
         "def score(outputs, labels):\n    return float((outputs['logits'][:, 0] > labels).mean())\n"
@@ -266,6 +327,10 @@ def test_eval_with_a_function(inputs: Path, slimctl, monkeypatch: pytest.MonkeyP
         *("eval", "model.onnx", "--data", "val.npz", "--metric", "own_metric:score", "--json")
     )
     assert parsed(ended)["value"] == pytest.approx(expected)
+    assert parsed(ended)["interval"]["unit"] == "batches"
+    arguments = ("eval", "model.onnx", "--data", "val.npz", "--metric", "own_metric:score")
+    assert ", over batches\n" in slimctl(*arguments, "--batch-size", "2").stdout
+    assert "unknown, there is one batch only" in slimctl(*arguments, "--batch-size", "12").stdout
 
 
 def test_bench_two_models(inputs: Path, slimctl) -> None:
@@ -425,6 +490,28 @@ def test_doctor(slimctl) -> None:
     text = slimctl("doctor").stdout
     for extra in EXTRAS:
         assert extra in text
+
+
+def test_a_run_tells_continuous_integration(
+    recipe: Path, slimctl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    arguments = ("run", "tiny.yaml", "--set", "gates.size.max_ratio=0.001", "--json", "-q")
+    ended = slimctl(*arguments, "--junit", "junit.xml", "--summary", "summary.md")
+    assert ended.code == 1
+    json.loads(ended.stdout)
+    assert "::error file=tiny.yaml,title=gate size::" in ended.stderr
+    assert 'failures="1"' in (recipe.parent / "junit.xml").read_text()
+    assert "gates failed" in (recipe.parent / "summary.md").read_text()
+
+
+def test_annotations_are_for_github_alone(
+    recipe: Path, slimctl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("GITHUB_ACTIONS", raising=False)
+    ended = slimctl("run", "tiny.yaml", "--set", "gates.size.max_ratio=0.001", "-q")
+    assert ended.code == 1
+    assert "::error" not in ended.stderr
 
 
 def test_doctor_knows_the_extras_of_the_package() -> None:

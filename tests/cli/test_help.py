@@ -49,10 +49,11 @@ def test_help_lists_every_command_with_its_summary(slimctl) -> None:
     ended = slimctl("--help")
     assert ended.code == 0
     assert ended.stderr == ""
+    listed = {" ".join(line.split()) for line in ended.stdout.splitlines()}
     for name, entry in COMMANDS.items():
-        assert f"  {name:<8}  {entry.summary}" in ended.stdout
+        assert f"{name} {entry.summary}" in listed
     for name, entry in BUILT_IN.items():
-        assert (f"  {name:<8}  {entry.summary}." in ended.stdout) == entry.command
+        assert (f"{name} {entry.summary}." in listed) == entry.command
 
 
 def test_no_arguments_print_the_help(slimctl) -> None:

@@ -6,14 +6,17 @@ from typing import Any
 import pytest
 
 from slimctl.core.errors import GateFailedError
+from slimctl.evaluate.benchmark import Outcome, Ratio
+from slimctl.evaluate.benchmark import Verdict as TimeVerdict
 from slimctl.evaluate.replay import NodeTotals, Replay
 from slimctl.evaluate.verification import Judgment, Verdict, Verification
 from slimctl.graph.session import CPU, Level
-from slimctl.recipe.gates import Evidence, GateResult, gate_error, judge
+from slimctl.recipe.gates import Evidence, GateResult, Last, gate_error, judge
 from slimctl.recipe.schema import (
     AccuracyGate,
     Gates,
     LatencyGate,
+    MemoryGate,
     PlacementGate,
     SizeGate,
     SqnrGate,
@@ -22,7 +25,7 @@ from slimctl.recipe.schema import (
 
 
 def one(gates: Gates, **evidence: object) -> GateResult:
-    (result,) = judge(gates, Evidence(**{"size_ratio": 0.5, **evidence}))  # type: ignore[arg-type]  # a table of fields
+    (result,) = judge(gates, Evidence(**{"size": 50, "original_size": 100, **evidence}))  # type: ignore[arg-type]  # a table of fields
     return result
 
 
@@ -63,7 +66,7 @@ def test_sqnr(found: float, passed: bool) -> None:
 
 @pytest.mark.parametrize(("found", "passed"), [(0.35, True), (0.1, True), (0.36, False)])
 def test_size(found: float, passed: bool) -> None:
-    assert one(Gates(size=SizeGate(max_ratio=0.35)), size_ratio=found).passed is passed
+    assert one(Gates(size=SizeGate(max_ratio=0.35)), size=round(found * 100)).passed is passed
 
 
 @pytest.mark.parametrize(("found", "passed"), [(0, True), (2, True), (3, False)])
@@ -73,12 +76,96 @@ def test_placement(found: int, passed: bool) -> None:
     assert result.message.startswith(f"{found} nodes")
 
 
-@pytest.mark.parametrize(("percentile", "passed"), [("p50", True), ("p90", False), ("p99", False)])
-def test_latency(percentile: str, passed: bool) -> None:
-    before = {"p50_ms": 10.0, "p90_ms": 12.0, "p99_ms": 20.0}
-    after = {"p50_ms": 5.0, "p90_ms": 10.0, "p99_ms": 20.0}
-    gate = LatencyGate(min_speedup=1.5, percentile=percentile)  # type: ignore[arg-type]  # literals
-    result = one(Gates(latency=gate), latency=(before, after))
+def speedup(value: float, outcome: Outcome) -> TimeVerdict:
+    """What was measured, within 10 %."""
+    ratio = Ratio(value, value / 1.1, value * 1.1)
+    return TimeVerdict(outcome, ratio, 0.02, 1.5, "the interval holds 1.5")
+
+
+@pytest.mark.parametrize(
+    ("value", "outcome", "passed"),
+    [
+        (2.0, Outcome.FASTER, True),
+        (1.2, Outcome.SLOWER, False),
+        (1.55, Outcome.TOO_NOISY, True),
+        (1.45, Outcome.TOO_NOISY, False),
+    ],
+)
+def test_latency(value: float, outcome: Outcome, passed: bool) -> None:
+    gates = Gates(latency=LatencyGate(min_speedup=1.5))
+    result = one(gates, speedup=speedup(value, outcome))
+    assert result.passed is passed
+    assert not result.repeatable
+    assert ("within noise" in result.message) is (outcome is Outcome.TOO_NOISY)
+
+
+# against the last accepted version
+
+SINCE = {
+    "accuracy": ({"max_drop_from_last": 0.01}, {"metric": 0.95}),
+    "sqnr": ({"max_loss_from_last_db": 1.0}, {"sqnr_db": 25.0}),
+    "size": ({"max_ratio_to_last": 1.1}, {}),
+    "latency": ({"min_speedup_over_last": 1.5}, {}),
+    "memory": ({"max_ratio_to_last": 1.1}, {"memory": 100}),
+    "placement": ({"max_more_than_last": 1}, {"fallbacks": 2}),
+}
+FOUND: dict[str, tuple[dict[str, object], dict[str, object]]] = {
+    "accuracy": ({"metric_result": 0.945}, {"metric_result": 0.93}),
+    "sqnr": ({"sqnr_db": 24.5}, {"sqnr_db": 23.5}),
+    "size": ({"size": 44}, {"size": 46}),
+    "memory": ({"memory": (300, 105)}, {"memory": (300, 120)}),
+    "placement": ({"fallbacks": 3}, {"fallbacks": 4}),
+}
+
+
+@pytest.mark.parametrize("gate", [*FOUND])
+@pytest.mark.parametrize("good", [True, False])
+def test_bounds_against_the_last_version(gate: str, good: bool) -> None:
+    bound, known = SINCE[gate]
+    last = Last("net@3", 40, **known)  # type: ignore[arg-type]  # a table of fields
+    found = FOUND[gate][0 if good else 1]
+    result = one(Gates(**{gate: bound}), **{**METRIC, **found}, last=last)  # type: ignore[arg-type]
+    assert result.gate == f"{gate}.last"
+    assert result.passed is good
+    assert "net@3" in result.message
+
+
+def test_latency_against_the_last_version() -> None:
+    gates = Gates(latency=LatencyGate(min_speedup_over_last=1.5))
+    good, bad = speedup(2.0, Outcome.FASTER), speedup(1.2, Outcome.SLOWER)
+    assert one(gates, last=Last("net@3", 40, speedup=good)).passed
+    assert not one(gates, last=Last("net@3", 40, speedup=bad)).passed
+
+
+@pytest.mark.parametrize("gate", [*SINCE])
+def test_without_an_accepted_version_there_is_nothing_to_break(gate: str) -> None:
+    result = one(Gates(**{gate: SINCE[gate][0]}))  # type: ignore[arg-type]  # a table of fields
+    assert result.passed
+    assert "no accepted version" in result.message
+
+
+@pytest.mark.parametrize("gate", ["accuracy", "sqnr", "latency", "memory", "placement"])
+def test_what_cannot_be_compared_has_not_passed(gate: str) -> None:
+    result = one(Gates(**{gate: SINCE[gate][0]}), last=Last("net@3", 40))  # type: ignore[arg-type]
+    assert not result.passed
+    assert "cannot be judged" in result.message
+
+
+def test_both_bounds_of_a_gate_are_judged() -> None:
+    gates = Gates(size=SizeGate(max_ratio=0.6, max_ratio_to_last=1.1))
+    results = judge(gates, Evidence(50, 100, last=Last("net@3", 40)))
+    assert [(r.gate, r.passed) for r in results] == [("size", True), ("size.last", False)]
+
+
+@pytest.mark.parametrize("gate", [*SINCE])
+def test_a_gate_without_a_bound_is_refused(gate: str) -> None:
+    with pytest.raises(ValueError, match="give at least one of"):
+        Gates(**{gate: {}})
+
+
+@pytest.mark.parametrize(("found", "passed"), [((200, 90), True), ((200, 110), False)])
+def test_memory(found: tuple[int, int], passed: bool) -> None:
+    result = one(Gates(memory=MemoryGate(max_ratio=0.5)), memory=found)
     assert result.passed is passed
     assert not result.repeatable
 
@@ -90,6 +177,7 @@ def test_latency(percentile: str, passed: bool) -> None:
         Gates(sqnr=SqnrGate(min_db=-300)),
         Gates(latency=LatencyGate(min_speedup=0.1)),
         Gates(placement=PlacementGate(max_fallback_nodes=99)),
+        Gates(memory=MemoryGate(max_ratio=9)),
     ],
 )
 def test_what_cannot_be_measured_has_not_passed(gates: Gates) -> None:
@@ -111,7 +199,7 @@ def found_inside(*, wrong: tuple[str, ...] = (), steps: tuple[int, ...] = ()) ->
 
 
 def by_name(gate: VerifyGate, **evidence: Any) -> dict[str, GateResult]:
-    judged = judge(Gates(verify=gate), Evidence(size_ratio=0.5, **evidence))
+    judged = judge(Gates(verify=gate), Evidence(50, 100, **evidence))
     return {result.gate.removeprefix("verify."): result for result in judged}
 
 
@@ -173,7 +261,7 @@ def test_what_verify_cannot_measure_has_not_passed() -> None:
 
 
 def test_gates_that_are_not_set_say_nothing() -> None:
-    assert judge(Gates(), Evidence(size_ratio=9.0)) == ()
+    assert judge(Gates(), Evidence(900, 100)) == ()
 
 
 def test_the_error_lists_every_broken_gate_and_ends_with_exit_code_1() -> None:

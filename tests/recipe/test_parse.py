@@ -58,7 +58,7 @@ HEAD = "version: 1\nname: a\n"
             HEAD + "steps: [tidy]\ngates:\n  carbon: {max_grams: 0}\n",
             5,
             "Unknown key 'carbon'",
-            "valid names: accuracy, latency, placement, size, sqnr, verify",
+            "valid names: accuracy, latency, memory, placement, size, sqnr, verify",
         ),
         (
             HEAD + "steps: [tidy]\ngates:\n  verify: {}\n",

@@ -286,12 +286,12 @@ def test_without_an_output_the_gates_are_judged_all_the_same(
     assert set(folder.iterdir()) - before == {folder / "recipe.yaml"}
 
 
-def test_an_existing_output_needs_force(write_recipe: WriteRecipe) -> None:
-    recipe = write_recipe(RECIPE)
-    run_recipe(recipe)
+def test_an_existing_output_needs_force(write_recipe: WriteRecipe, folder: Path) -> None:
+    recipe, output = write_recipe(RECIPE), folder / "out"
+    run_recipe(recipe, output=output)
     with pytest.raises(OutputError, match="exists already"):
-        run_recipe(recipe)
-    assert run_recipe(recipe, force=True).artifact is not None
+        run_recipe(recipe, output=output)
+    assert run_recipe(recipe, output=output, force=True).artifact is not None
 
 
 def test_data_that_do_not_fit_leave_nothing(write_recipe: WriteRecipe, folder: Path) -> None:
