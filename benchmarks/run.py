@@ -20,10 +20,12 @@ from benchmarks import (
     accuracy,
     calibration_speed,
     faults,
+    language,
     latency,
     modes,
     pruning,
     runtime,
+    sensitivity,
     startup,
 )
 from benchmarks.artifacts import Artifacts
@@ -37,9 +39,11 @@ BENCHMARKS: dict[str, Callable[[Artifacts], Report]] = {
     "auto_calibration": accuracy.run_auto,
     "latency": latency.run,
     "modes": modes.run,
+    "language": language.run,
     "pruning": pruning.run,
     "faults": faults.run,
     "runtime": runtime.run,
+    "sensitivity": sensitivity.run,
 }
 
 

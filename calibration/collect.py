@@ -9,7 +9,6 @@ as onnxruntime computes the same for a sample whatever stands beside it.
 
 from __future__ import annotations
 
-import os
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -24,6 +23,7 @@ from slimctl.calibration.channels import ChannelAxis, SquareAccumulator
 from slimctl.calibration.histogram import FloatHistogram
 from slimctl.calibration.means import MeanAccumulator
 from slimctl.core.contract import Feeds, InputMean, LinearInput, Progress, SilentProgress
+from slimctl.core.cpu import available_cores
 from slimctl.core.errors import ModelExecutionError
 from slimctl.graph.session import Level, open_session, run, tapped
 
@@ -86,7 +86,7 @@ def collect(
     Raises:
         ModelExecutionError: onnxruntime cannot run the model on a batch.
     """
-    cores = threads or _cores()
+    cores = threads or available_cores()
     workers = min(cores, _MOST_WORKERS)
     collector = _Collector(model, tensors, layers, channels, threads=cores // workers)
     shown = (progress or SilentProgress()).track(iter(batches), total=total, label="calibrating")
@@ -94,11 +94,6 @@ def collect(
     with ThreadPoolExecutor(workers) as pool:
         _spread(pool, workers, collector, pieces)
     return collector.statistics()
-
-
-def _cores() -> int:
-    # Not os.cpu_count(): containers and taskset allow a process fewer.
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _spread(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final, Literal, NamedTuple
 
 import numpy as np
@@ -24,7 +25,8 @@ from slimctl.passes._weights_awq import Group, groups_of, round_important, scale
 from slimctl.passes._weights_fold import Factors
 from slimctl.passes._weights_gptq import Correction, Plan, make_plan, round_corrected
 from slimctl.passes._weights_layers import Shared
-from slimctl.passes._weights_moments import collect, observable, portions
+from slimctl.passes._weights_moments import Observe, collect, observable, portions
+from slimctl.passes._weights_walk import Walk
 
 Algorithm = Literal["rtn", "hqq", "gptq", "awq"]
 
@@ -114,9 +116,9 @@ class Job:
         return found
 
     def _moments(
-        self, portion: Sequence[Shared], label: str
+        self, portion: Sequence[Shared], observe: Observe, label: str
     ) -> Iterator[tuple[int, Shared, Matrix | None]]:
-        found = collect(self.model, portion, self.context, label)
+        found = collect(portion, observe, self.context.progress, label)
         for place, (shared, moments) in enumerate(zip(portion, found, strict=True)):
             if moments is None:
                 self.plain[shared.name] = "its input never held a finite value"
@@ -125,9 +127,12 @@ class Job:
     def _corrected(self, matrices: Sequence[Shared]) -> Iterator[tuple[Shared, Blocks]]:
         """GPTQ."""
         with_data = self._with_data(matrices)
+        walk = Walk(self.model, self.context)
         for portion in portions(with_data):
             latest: tuple[Matrix, Plan] | None = None
-            for _, shared, moments in self._moments(portion, "GPTQ"):
+            nodes = [layer.node for shared in portion for layer in shared.products]
+            observe = partial(walk.activations, nodes=nodes)
+            for _, shared, moments in self._moments(portion, observe, "GPTQ"):
                 if moments is None:
                     yield shared, self.rounded(shared)
                     continue
@@ -145,9 +150,11 @@ class Job:
 
     def _scaled(self, matrices: Sequence[Shared]) -> Iterator[tuple[Shared, Blocks]]:
         """AWQ: first all scales, which change nothing that is computed, then rounding."""
+        # Scales change weights in front of a portion, too, but nothing that is computed from them.
+        observe = partial(self.context.activations, self.model)
         strengths: dict[int, Factors] = {}
         for portion in portions(self._with_data(matrices)):
-            measured = self._moments(portion, "AWQ")
+            measured = self._moments(portion, observe, "AWQ")
             found = {place: moments for place, _, moments in measured if moments is not None}
             for group in groups_of(portion):
                 if all(place in found for place in group.places):

@@ -23,7 +23,14 @@ _SMALLEST_BLOCK: Final = 16
 _LARGEST_BLOCK: Final = {2: 256}
 """Of onnxruntime's kernels for MatMulNBits, by bits; there is none for 4 and 8 bits."""
 
-_CONVOLUTIONS: Final = ("Conv", "ConvTranspose")
+_WITHOUT_KERNEL: Final = {
+    "Conv": "convolution",
+    "ConvTranspose": "convolution",
+    "LSTM": "LSTM",
+    "GRU": "GRU",
+    "RNN": "RNN",
+}
+"""Operators with weights that onnxruntime computes in float only, by what they are called."""
 
 
 class Storage(NamedTuple):
@@ -167,7 +174,7 @@ def _candidates(model: ir.Model, wanted: Wanted) -> Iterator[ir.Node]:
         for node in graph:
             if node.domain not in ("", "ai.onnx"):
                 continue
-            if node.op_type in ("MatMul", "Gemm", *_CONVOLUTIONS) or (
+            if node.op_type in ("MatMul", "Gemm", *_WITHOUT_KERNEL) or (
                 wanted.embeddings and node.op_type == "Gather" and _is_float_table(node)
             ):
                 yield node
@@ -181,8 +188,8 @@ def _is_float_table(node: ir.Node) -> bool:
 
 def recognize(node: ir.Node, wanted: Wanted) -> Layer | str:
     """The layer, or the reason why its weight stays."""
-    if node.op_type in _CONVOLUTIONS:
-        return "onnxruntime has no convolution with weights in blocks"
+    if node.op_type in _WITHOUT_KERNEL:
+        return f"onnxruntime has no {_WITHOUT_KERNEL[node.op_type]} with weights in blocks"
     storage = _table(node) if node.op_type == "Gather" else _factor(node)
     if isinstance(storage, str):
         return storage

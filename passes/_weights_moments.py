@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from slimctl.core.contract import Context
+from slimctl.core.contract import Feeds, Progress
 from slimctl.graph.bodies import observable_graphs
 from slimctl.numerics.blocks import Matrix
 from slimctl.passes._weights_layers import Layer, Shared
 
-_BUDGET: Final = 1 << 27
+_BUDGET: Final = 1 << 26
 """Bytes of moments that are held at once. Each time more do not fit, the data run through the model
 once more; the weights that are quantized by then are seen by the layers behind them."""
 
@@ -35,10 +35,11 @@ class Moments:
         self._rows += len(rows)
 
     def mean(self) -> Matrix | None:
-        """None when nothing finite was seen, or squares overflowed."""
+        """None when nothing finite was seen, or squares overflowed. Asked for only once."""
         if not self._rows or not np.isfinite(self._sum).all():
             return None
-        return self._sum / np.float32(self._rows)
+        self._sum /= np.float32(self._rows)
+        return self._sum
 
 
 def observable(model: ir.Model) -> set[ir.Node]:
@@ -71,17 +72,21 @@ def _turned(layer: Layer) -> bool:
     return attribute is not None and bool(attribute.as_int())
 
 
+Observe = Callable[[Sequence[str]], Iterator[Feeds]]
+"""Tells what tensors hold, by name, for one batch after another."""
+
+
 def collect(
-    model: ir.Model, matrices: Sequence[Shared], context: Context, label: str
+    matrices: Sequence[Shared], observe: Observe, progress: Progress, label: str
 ) -> list[Matrix | None]:
     """Moments of the inputs of each matrix; None where nothing finite was seen.
 
     Layers that read the same tensor share an array.
 
     Args:
-        model: As it is by now; not changed.
         matrices: Their products stand outside loops.
-        context: Gives data.
+        observe: Runs the data.
+        progress: Of the user.
         label: What the user sees meanwhile.
     """
     sources = [
@@ -93,8 +98,7 @@ def collect(
         for shared, source in zip(matrices, sources, strict=True)
     }
     tensors = list(dict.fromkeys(name for source in sources for name, _ in source))
-    batches = context.activations(model, tensors)
-    for seen in context.progress.track(batches, total=None, label=label):
+    for seen in progress.track(observe(tensors), total=None, label=label):
         for source, moments in found.items():
             for name, turned in source:
                 if seen[name].size:  # empty in a run that takes another branch

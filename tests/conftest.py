@@ -8,8 +8,8 @@ import os
 # for each other most of the time. numpy reads the number when it is imported.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -79,9 +79,12 @@ class PlainContext:
     def example(self) -> Feeds | None:
         return self.feeds[0] if self.feeds else None
 
-    def activations(self, model: ir.Model, tensors: Sequence[str]) -> Iterator[Feeds]:
-        observed = self.observe(model, tensors)
-        for index in range(len(self.feeds)):
+    def activations(
+        self, model: ir.Model, tensors: Sequence[str], feeds: Iterable[Feeds] | None = None
+    ) -> Iterator[Feeds]:
+        given = self.feeds if feeds is None else list(feeds)
+        observed = replace(self, feeds=given).observe(model, tensors)
+        for index in range(len(given)):
             yield {name: arrays[index] for name, arrays in observed.items()}
 
     def taylor_terms(self, model: ir.Model, tensors: Sequence[str]) -> Iterator[Feeds]:

@@ -6,7 +6,7 @@ command, the recipe step, the JSON schema and the reference page are derived fro
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol, Self, TypeAlias, TypeVar
@@ -291,10 +291,17 @@ class Context(Protocol):
         """
         ...
 
-    def activations(self, model: ir.Model, tensors: Sequence[str]) -> Iterator[Feeds]:
+    def activations(
+        self, model: ir.Model, tensors: Sequence[str], feeds: Iterable[Feeds] | None = None
+    ) -> Iterator[Feeds]:
         """What tensors of this model's main graph hold, for one calibration batch after another.
 
         The order of the batches is the same in every call; memory is that of one batch.
+
+        Args:
+            model: Stays as it is.
+            tensors: Names.
+            feeds: Inputs instead of the calibration data, for a model that begins in its middle.
 
         Raises:
             SourceError: There are no calibration data.

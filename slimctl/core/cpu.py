@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 from collections.abc import Iterable
 from functools import cache
@@ -59,3 +60,8 @@ def products_saturate() -> bool:
     if platform.machine() not in ("x86_64", "AMD64") or features is None:
         return False
     return not has_dot_products(features)
+
+
+def available_cores() -> int:
+    """Cores that this process may use: containers and taskset allow a process fewer."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -20,6 +20,10 @@ from slimctl.graph.edit import all_graphs, dimensions
 EXTERNAL_THRESHOLD = 1 << 30
 """Weights above this many bytes go to a file of their own; protobuf's limit is 2 GiB."""
 
+PASSING_THRESHOLD = 1 << 27
+"""The same for files between two steps: weights apart are streamed, and onnxruntime maps them;
+inside the model they are in memory thrice while it is written, and again while it is loaded."""
+
 _INLINE_BYTES = 1024  # tensors up to this size stay in the model file: shapes, axes, scales
 _BLOCK_BYTES = 1 << 24
 
@@ -38,18 +42,24 @@ def weight_bytes(model: ir.Model) -> int:
     return sum(tensor.nbytes for tensor in tensors if tensor)
 
 
-def save_model(model: ir.Model, path: Path) -> list[Path]:
+def parameter_count(model: ir.Model) -> int:
+    """Elements of all initializers; one that several nodes share counts once."""
+    tensors = (value.const_value for value in initializer_values(model))
+    return sum(tensor.size for tensor in tensors if tensor)
+
+
+def save_model(model: ir.Model, path: Path, *, most_inline: int = PROTOBUF_LIMIT) -> list[Path]:
     """Writes a model that needs no other file than those returned. Equal models, equal bytes.
 
     Weights go to ``<name>.onnx.data`` beside the model when they exceed
-    :data:`EXTERNAL_THRESHOLD`. The folder must exist; existing files are overwritten, so callers
-    write into a staging folder and publish from there.
+    :data:`EXTERNAL_THRESHOLD` bytes, or ``most_inline``. The folder must exist; existing files are
+    overwritten, so callers write into a staging folder and publish from there.
 
     Raises:
         OSError: A file cannot be written.
         UnsupportedModelError: The graph without its weights exceeds protobuf's limit.
     """
-    if weight_bytes(model) <= EXTERNAL_THRESHOLD:
+    if weight_bytes(model) <= min(most_inline, EXTERNAL_THRESHOLD):
         path.write_bytes(model_to_bytes(model))
         return [path]
     data = path.with_name(path.name + ".data")

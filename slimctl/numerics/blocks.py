@@ -125,6 +125,32 @@ def extreme_parameters(blocks: Matrix, grid: Grid) -> Parameters:
     return _parameters(scale, _centered(low, high, scale, grid), grid)
 
 
+def spanning_parameters(blocks: Matrix, grid: Grid) -> Parameters:
+    """Parameters with the smallest weight at code 0 and the largest at the highest code.
+
+    ``scale = (max - min) / highest``, ``zero_point = -min / scale``: a fraction, and outside the
+    codes where zero lies outside the block. Weights that were restored from a scale and a smallest
+    value (Q4_1 of llama.cpp) lie on this grid, and are stored without loss. Equal weights get
+    scale 1 and code 0.
+
+    Args:
+        blocks: [..., block], finite.
+        grid: Not symmetric.
+    """
+    low, high = blocks.min(axis=-1), blocks.max(axis=-1)
+    bound = high / grid.highest - low / grid.highest
+    # Guard before anything divides: equal or subnormal weights have no meaningful scale.
+    scale = np.where(bound > SMALLEST_SCALE, bound, np.float32(1)).astype(np.float32)
+    stored, _ = _parameters(scale, low, grid)
+    return Parameters(stored, storable(-low / stored, grid))
+
+
+def storable(zero_point: Matrix, grid: Grid) -> Matrix:
+    """Fractional zero points as the type of the scales holds them."""
+    limit = np.finfo(grid.dtype).max
+    return np.clip(zero_point, -limit, limit).astype(grid.dtype).astype(np.float32)
+
+
 def searched_parameters(
     blocks: Matrix, grid: Grid, importance: NDArray[np.float32] | None = None
 ) -> Parameters:

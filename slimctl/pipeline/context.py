@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -37,7 +39,9 @@ from slimctl.core.contract import (
     SampleSet,
     SilentProgress,
 )
+from slimctl.core.cpu import available_cores
 from slimctl.core.errors import SourceError
+from slimctl.core.memory import return_freed_memory
 from slimctl.core.target import Target
 from slimctl.data.sources import DataSource
 from slimctl.evaluate.accuracy import Score
@@ -47,6 +51,9 @@ from slimctl.pipeline.fidelity import View, score_views, seen_through, sqnr_by_o
 from slimctl.training import require_torch
 
 _T = TypeVar("_T")
+
+_AHEAD = 2
+"""Batches that are run at a time: each holds its activations."""
 
 
 class _Known:
@@ -230,7 +237,8 @@ class PipelineContext:
 
     def known_outputs(self, model: ir.Model) -> tuple[Feeds, ...]:
         """What the model computes on the few samples, if it was just measured; else nothing."""
-        return self._latest[1] if self._latest[0] == content_hash(model) else ()
+        digest, outputs = self._latest
+        return outputs if digest and digest == content_hash(model) else ()
 
     def _judges_of(self, samples: SampleSet) -> tuple[tuple[Feeds, Feeds], ...]:
         """Samples, and what the original computes on them."""
@@ -348,25 +356,54 @@ class PipelineContext:
         score = self.measure(model)
         return score.value if score.higher_is_better else -score.value
 
-    def activations(self, model: ir.Model, tensors: Sequence[str]) -> Iterator[Feeds]:
+    def activations(
+        self, model: ir.Model, tensors: Sequence[str], feeds: Iterable[Feeds] | None = None
+    ) -> Iterator[Feeds]:
         """What tensors of a model's main graph hold, for one calibration batch after another.
+
+        Args:
+            model: Stays as it is.
+            tensors: Names.
+            feeds: Inputs instead of the calibration data.
 
         Raises:
             SourceError: There are no calibration data.
             ModelExecutionError: onnxruntime cannot run the model on the data.
         """
-        if self.data is None:
-            raise _no_data()
+        if feeds is None:
+            if self.data is None:
+                raise _no_data()
+            feeds = _feeds(self.data)
         given = {value.name for value in model.graph.inputs}
         computed = [name for name in tensors if name not in given]
-        session = (
-            open_session(tapped(model, computed, only=True), threads=self.threads)
-            if computed
-            else None
+        runs = self._runs(model, computed, feeds) if computed else ((one, {}) for one in feeds)
+        for batch, found in runs:
+            yield {name: batch[name] if name in given else found[name] for name in tensors}
+        return_freed_memory()  # the session, and what it computed
+
+    def _runs(
+        self, model: ir.Model, tensors: Sequence[str], feeds: Iterable[Feeds]
+    ) -> Iterator[tuple[Feeds, Feeds]]:
+        """Batches and what tensors hold, in order; the next batch runs meanwhile.
+
+        Each worker runs onnxruntime with its share of the threads: threads within an operator wait
+        for each other, which costs half as much again as one thread computes in all.
+        """
+        cores = self.threads or available_cores()
+        workers = min(cores, _AHEAD)
+        session = open_session(
+            tapped(model, tensors, only=True), threads=cores // workers, memory_pattern=False
         )
-        for feeds in _feeds(self.data):
-            found = {} if session is None else run(session, feeds)
-            yield {name: feeds[name] if name in given else found[name] for name in tensors}
+        pending: deque[tuple[Feeds, Future[Feeds]]] = deque()
+        with ThreadPoolExecutor(workers) as pool:
+            for batch in feeds:
+                pending.append((batch, pool.submit(run, session, batch)))
+                if len(pending) == _AHEAD:
+                    latest, found = pending.popleft()
+                    yield latest, found.result()
+            while pending:
+                latest, found = pending.popleft()
+                yield latest, found.result()
 
     def taylor_terms(self, model: ir.Model, tensors: Sequence[str]) -> Iterator[Feeds]:
         """What each element of some tensors contributes to the outputs, to first order.

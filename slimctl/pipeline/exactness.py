@@ -31,6 +31,9 @@ CONDITION = 16.0
 rewrite rounds at each operator anew, the nudged inputs only once; 16 covers 256 operators whose
 independent errors add up like a random walk."""
 
+_BLOCK = 1 << 16
+"""Values compared at a time: logits are large, and several copies of them in float64 larger."""
+
 
 def rounding_tolerance(model: ir.Model) -> float:
     """Difference that rounding alone may make, relative to the largest value of an output.
@@ -77,12 +80,16 @@ def relative_error(expected: Any, found: Any, unit: float = 0.0) -> float:
         return 0.0
     if not is_float(expected):
         return float(np.mean(expected != found))
-    usable = np.isfinite(expected)
-    wide = expected[usable].astype(np.float64)
-    largest = np.abs(wide - found[usable].astype(np.float64)).max(initial=0.0)
+    largest = scale = np.float64(0.0)
+    for start in range(0, expected.size, _BLOCK):
+        wide, other = (a.reshape(-1)[start : start + _BLOCK] for a in (expected, found))
+        usable = np.isfinite(wide)
+        wide, other = (a[usable].astype(np.float64) for a in (wide, other))
+        scale = np.maximum(scale, np.abs(wide).max(initial=0.0))
+        largest = np.maximum(largest, np.abs(wide - other).max(initial=0.0))
     difference = max(largest - SLACK * unit, 0.0)
     # An all-zero output has no scale of its own: its differences count as they are.
-    return float(difference / (np.abs(wide).max(initial=0.0) or 1.0))
+    return float(difference / (scale or 1.0))
 
 
 def sensitivity(

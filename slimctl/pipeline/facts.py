@@ -6,7 +6,6 @@ import platform
 import socket
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
-from mmap import ACCESS_READ, mmap
 from pathlib import Path
 
 import onnx_ir as ir
@@ -25,19 +24,30 @@ from slimctl.pipeline.manifest import (
 from slimctl.pipeline.run import StepRecord
 
 _DECIBEL_DIGITS = 3
+_BLOCK_BYTES = 1 << 24
 _METRIC_DIGITS = 6
 
 
 def model_files(path: Path) -> list[Path]:
     """A model's file and the files that its weights lie in. The model was loaded before."""
-    with path.open("rb") as stream, mmap(stream.fileno(), 0, access=ACCESS_READ) as content:
-        if content.find(b"location") < 0:  # the key of every reference to another file
-            return [path]
+    if not _mentions(path, b"location"):  # the key of every reference to another file
+        return [path]
     model = ir.load(path)
     apart = {
         Path(tensor.path) for tensor in _tensors(model) if isinstance(tensor, ir.ExternalTensor)
     }
     return [path, *sorted(apart)]
+
+
+def _mentions(path: Path, word: bytes) -> bool:
+    """Whether a file holds some bytes; read in blocks, a map would have all of it in memory."""
+    tail = b""
+    with path.open("rb") as stream:
+        while block := stream.read(_BLOCK_BYTES):
+            if word in tail + block:
+                return True
+            tail = block[1 - len(word) :]
+    return False
 
 
 def _tensors(model: ir.Model) -> Iterator[ir.TensorProtocol | None]:
@@ -61,7 +71,22 @@ def model_facts(model: ir.Model, size_bytes: int) -> ModelFacts:
         weight_bytes=weight_bytes(model),
         nodes=sum(1 for _ in all_nodes(model)),
         opset=model.opset_imports.get("", 0),
+        dtype_bytes=dtype_bytes(model),
     )
+
+
+_DTYPE_NAMES = {"float": "float32", "double": "float64"}
+
+
+def dtype_bytes(model: ir.Model) -> dict[str, int]:
+    """Bytes of all initializers by data type; one that several nodes share counts once."""
+    found: dict[str, int] = {}
+    for value in initializer_values(model):
+        if (tensor := value.const_value) is not None and tensor.nbytes:
+            spelled = tensor.dtype.name.lower()
+            name = _DTYPE_NAMES.get(spelled, spelled)
+            found[name] = found.get(name, 0) + tensor.nbytes
+    return dict(sorted(found.items()))
 
 
 def source_facts(model: ir.Model, files: Sequence[Path]) -> SourceFacts:

@@ -14,7 +14,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    model_serializer,
+)
 
 from slimctl.core.errors import OutputError
 from slimctl.core.files import sha256_of_file
@@ -57,6 +64,8 @@ class ModelFacts(ManifestPart):
         weight_bytes: Bytes of its weights.
         nodes: Number of nodes, subgraphs included.
         opset: Version of the default operator set.
+        dtype_bytes: Bytes of its weights by data type; empty in manifests that are older than this
+            field, which would break their seal if it were written.
     """
 
     content_hash: str
@@ -64,6 +73,14 @@ class ModelFacts(ManifestPart):
     weight_bytes: int
     nodes: int
     opset: int
+    dtype_bytes: dict[str, int] = Field(default_factory=dict)
+
+    @model_serializer(mode="wrap")
+    def _without_nothing(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        fields: dict[str, Any] = serialize(self)
+        if not self.dtype_bytes:
+            del fields["dtype_bytes"]
+        return fields
 
 
 class SourceFacts(ModelFacts):

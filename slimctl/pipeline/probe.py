@@ -25,6 +25,14 @@ MOST_SAMPLES = 16
 
 _VALUES = 600_000
 
+_WORK = 50_000_000_000
+"""Multiply-accumulates that samples of tokens may take in all after every step, one per token and
+weight: a few seconds on two cores. Large models are run on fewer and shorter samples."""
+
+SHORT = 128
+"""Tokens that are left of long samples of large models: predictions of more say little more about
+a step, and logits of 512 tokens and 50,000 words are 100 MB, of several models at a time."""
+
 _LOOK = 64
 """Samples from which those are taken, evenly: the first ones of a recording may be silence, and
 decoding thousands of images to see four of them would take longer than everything else."""
@@ -64,6 +72,11 @@ def random_like(sample: Feeds, seed: int) -> Feeds:
     """
     generator = np.random.default_rng(seed)
     return {name: _noise_like(array, generator) for name, array in sample.items()}
+
+
+def same_feeds(one: Feeds, other: Feeds) -> bool:
+    """Whether two inputs hold the same."""
+    return all(np.array_equal(array, other[name]) for name, array in one.items())
 
 
 def _noise_like(array: NDArray[Any], generator: np.random.Generator) -> NDArray[Any]:
@@ -126,8 +139,8 @@ class Spread(NamedTuple):
     more: tuple[Feeds, ...]
 
 
-def spread_samples(batches: Iterable[Batch], interface: Interface) -> Spread:
-    """Some single samples out of the first :data:`_LOOK`, evenly spread.
+def take_samples(batches: Iterable[Batch], interface: Interface) -> list[Feeds]:
+    """At most :data:`MOST_SAMPLES` out of the first :data:`_LOOK`, evenly spread.
 
     Args:
         batches: Of a data source; as few as needed are read.
@@ -142,15 +155,51 @@ def spread_samples(batches: Iterable[Batch], interface: Interface) -> Spread:
             kept.append({name: array.copy() for name, array in sample.items()})
         if len(kept) == 2 * MOST_SAMPLES:
             kept, stride = kept[::2], 2 * stride
-    kept = kept[:: -(-len(kept) // MOST_SAMPLES)] if kept else []
-    step = -(-len(kept) // _number_for_every_step(kept)) if kept else 1
-    few = kept[::step]
-    return Spread(tuple(few), tuple(kept[i] for i in range(len(kept)) if i % step))
+    return kept[:: -(-len(kept) // MOST_SAMPLES)] if kept else []
 
 
-def _number_for_every_step(samples: Sequence[Feeds]) -> int:
+def spread_samples(samples: Sequence[Feeds], parameters: int) -> Spread:
+    """Samples for every step, evenly spread, and the others.
+
+    Args:
+        samples: From :func:`take_samples`.
+        parameters: Elements of the model's weights.
+    """
+    step = -(-len(samples) // _number_for_every_step(samples, parameters)) if samples else 1
+    others = (samples[i] for i in range(len(samples)) if i % step)
+    return Spread(tuple(samples[::step]), tuple(others))
+
+
+def _number_for_every_step(samples: Sequence[Feeds], parameters: int) -> int:
     size = sum(array.size for array in samples[0].values())
-    return min(max(_VALUES // max(size, 1), SAMPLES), MOST_SAMPLES)
+    number = min(max(_VALUES // max(size, 1), SAMPLES), MOST_SAMPLES)
+    work = _tokens(samples[0]) * parameters
+    return min(number, max(_WORK // work, 1)) if work else number
+
+
+def _tokens(sample: Feeds) -> int:
+    """Tokens of a sample that is nothing but numbers of tokens and the like, [1, tokens] each."""
+    shapes = {array.shape for array in sample.values()}
+    whole = all(array.dtype.kind in "iub" for array in sample.values())
+    (shape,) = shapes if len(shapes) == 1 else ((),)
+    return int(shape[1]) if whole and len(shape) == 2 and shape[0] == 1 else 0
+
+
+def shortened(
+    samples: Sequence[Feeds], interface: Interface, parameters: int
+) -> list[Feeds] | None:
+    """The beginnings of samples of tokens; None where whole ones are not too much work.
+
+    Args:
+        samples: From :func:`take_samples`.
+        interface: The model's: tells whether it takes samples of any length.
+        parameters: Elements of the model's weights.
+    """
+    longest = max(map(_tokens, samples), default=0)
+    open_axes = all(p.shape and not isinstance(p.shape[-1], int) for p in interface.inputs)
+    if not open_axes or longest <= SHORT or SAMPLES * longest * parameters <= _WORK:
+        return None
+    return [{name: array[:, :SHORT] for name, array in one.items()} for one in samples]
 
 
 def _is_batch(array: NDArray[Any], shape: tuple[Dimension, ...] | None, size: int) -> bool:

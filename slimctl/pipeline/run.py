@@ -16,13 +16,20 @@ from slimctl.core.errors import PassError, SlimctlError, SourceError
 from slimctl.core.files import output_error
 from slimctl.graph.edit import all_nodes, interface
 from slimctl.graph.opset import raise_opset
-from slimctl.graph.save import content_hash, save_model, weight_bytes
+from slimctl.graph.save import (
+    EXTERNAL_THRESHOLD,
+    PASSING_THRESHOLD,
+    content_hash,
+    parameter_count,
+    save_model,
+    weight_bytes,
+)
 from slimctl.graph.shapes import infer_shapes
 from slimctl.pipeline.chain import check_order, resolve_chain
 from slimctl.pipeline.checks import Trial, Verdict, check_step
 from slimctl.pipeline.context import PipelineContext
 from slimctl.pipeline.fidelity import worst_sqnr_db
-from slimctl.pipeline.probe import Probes, Spread, spread_samples
+from slimctl.pipeline.probe import SHORT, Probes, Spread, shortened, spread_samples, take_samples
 from slimctl.pipeline.stage import Stage, observe_original
 
 Measure = Callable[[Path], float]
@@ -102,7 +109,7 @@ def run_steps(
     """
     chain = tuple(link.step for link in resolve_chain(steps, context.target))
     check_order(chain)
-    return _Runner(chain, context, workspace, Stage(model, source), measure).run()
+    return _Runner(chain, context, workspace, source, Stage(model, source), measure).run()
 
 
 @dataclass
@@ -112,16 +119,15 @@ class _Runner:
     chain: tuple[Pass, ...]
     context: PipelineContext
     workspace: Path
+    source: Path
     original: Stage
     measure: Measure | None
     probes: Probes = field(default_factory=Probes)
     inputs: list[ir.Model] = field(default_factory=list)  # the model before each step
 
     def run(self) -> PipelineResult:
-        spread = self._samples()
-        self.probes = observe_original(
-            self.original, spread.few, seed=self.context.seed, threads=self.context.threads
-        )
+        self.original = self._mapped(self.original)
+        spread = self._observed_on()
         self.context.random = self.probes.random
         if self.original.observation is not None:
             samples = self.probes.samples
@@ -135,12 +141,49 @@ class _Runner:
             stage, record = self._step(index, stage, latest)
             latest = record.metric
             records.append(record)
-        return PipelineResult(stage.model, stage.path, tuple(records), self.probes, metric)
+        path = self._result_path(stage)
+        return PipelineResult(stage.model, path, tuple(records), self.probes, metric)
 
-    def _samples(self) -> Spread:
-        """Some single samples of the calibration data, none without data."""
+    def _mapped(self, original: Stage) -> Stage:
+        """The original, from a file with its weights apart if they are many; see save_model."""
+        inline = self.source.stat().st_size > PASSING_THRESHOLD
+        if not inline or weight_bytes(original.model) <= PASSING_THRESHOLD:
+            return original
+        return Stage(original.model, self._save("original", original.model, PASSING_THRESHOLD))
+
+    def _result_path(self, stage: Stage) -> Path:
+        """The file of the last step, in the layout that results have; the source if unchanged."""
+        if stage is self.original:
+            return self.source
+        apart = any(file != stage.path for file in stage.path.parent.iterdir())
+        if apart and weight_bytes(stage.model) <= EXTERNAL_THRESHOLD:
+            return self._save("result", stage.model)  # steps after it changed nothing
+        return stage.path
+
+    def _observed_on(self) -> Spread:
+        """Runs the original on some samples of the data, none without data.
+
+        Of long samples of large models the beginnings, unless the model does not take those.
+        """
         batches = self.context.data.batches() if self.context.data else ()
-        return spread_samples(batches, interface(self.original.model))
+        ports, parameters = interface(self.original.model), parameter_count(self.original.model)
+        samples = take_samples(batches, ports)
+        short = shortened(samples, ports, parameters)
+        if short is not None:
+            spread = spread_samples(short, parameters)
+            self._observe(spread)
+            if not self.original.refusal:
+                self.context.notes.append(f"steps are checked on {SHORT} tokens of each sample")
+                return spread
+        spread = spread_samples(samples, parameters)
+        self._observe(spread)
+        return spread
+
+    def _observe(self, spread: Spread) -> None:
+        self.original.refusal = ""
+        self.probes = observe_original(
+            self.original, spread.few, seed=self.context.seed, threads=self.context.threads
+        )
 
     def _step(self, index: int, before: Stage, metric: float | None) -> tuple[Stage, StepRecord]:
         """Runs and judges one step; ``metric`` is that of the model before."""
@@ -195,7 +238,9 @@ class _Runner:
         if not report.changed and content_hash(candidate) == content_hash(before.model):
             return before, report
         infer_shapes(candidate)
-        return Stage(candidate, self._save(index, candidate)), report
+        more = index + 1 < len(self.chain)
+        most_inline = PASSING_THRESHOLD if more else EXTERNAL_THRESHOLD
+        return Stage(candidate, self._save(f"step{index + 1}", candidate, most_inline)), report
 
     def _reference(self, index: int) -> int:
         """Which step's input is the float model that this step may compare with.
@@ -226,11 +271,11 @@ class _Runner:
             shutil.rmtree(trial.before.path.parent)
         return verdict
 
-    def _save(self, index: int, model: ir.Model) -> Path:
-        folder = self.workspace / f"step{index + 1}"
+    def _save(self, name: str, model: ir.Model, most_inline: int = EXTERNAL_THRESHOLD) -> Path:
+        folder = self.workspace / name
         try:
             folder.mkdir()
-            return save_model(model, folder / "model.onnx")[0]
+            return save_model(model, folder / "model.onnx", most_inline=most_inline)[0]
         except OSError as error:
             raise output_error(self.workspace.parent, error) from error
 

@@ -7,17 +7,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import onnx_ir as ir
 
 from slimctl.core.contract import Feeds
 from slimctl.core.errors import ModelExecutionError
+from slimctl.core.memory import return_freed_memory
 from slimctl.graph.edit import interface
 from slimctl.graph.opset import raise_opset
-from slimctl.graph.save import save_model
+from slimctl.graph.save import PASSING_THRESHOLD, save_model
 from slimctl.graph.session import Level, open_session, run
-from slimctl.pipeline.probe import Probes, random_candidates, random_like
+from slimctl.pipeline.probe import Probes, random_candidates, random_like, same_feeds
 
 if TYPE_CHECKING:
     import onnxruntime as ort
@@ -67,7 +69,8 @@ class Stage:
         """
         with TemporaryDirectory(dir=folder) as place:
             raised = raise_opset(self.model, opset)
-            return _checker_complaint(save_model(raised, Path(place) / "raised.onnx")[0])
+            path = Path(place) / "raised.onnx"
+            return _checker_complaint(save_model(raised, path, most_inline=PASSING_THRESHOLD)[0])
 
 
 def _checker_complaint(path: Path) -> str:
@@ -97,14 +100,19 @@ def observe(
     """
     optimized = known if len(known) == len(feeds) else ()
     if not optimized:
-        with _level_named(Level.ALL):
-            session = open_session(path, level=Level.ALL, threads=threads)
-            optimized = tuple(run(session, feed) for feed in feeds)
-        del session  # one at a time: each holds a copy of the weights
-    with _level_named(Level.DISABLED):
-        session = open_session(path, level=Level.DISABLED, threads=threads)
-        plain = run(session, feeds[0]) if feeds else None
-    return Observation(optimized, plain)
+        optimized = _outputs(path, feeds, Level.ALL, threads)
+    plain = _outputs(path, feeds[:1], Level.DISABLED, threads)
+    return Observation(optimized, plain[0] if plain else None)
+
+
+def _outputs(path: Path, feeds: Sequence[Feeds], level: Level, threads: int) -> tuple[Feeds, ...]:
+    """Loads and runs a model; the session, which holds a copy of the weights, is gone then."""
+    with _level_named(level):
+        session = open_session(path, level=level, threads=threads)
+        outputs = tuple(_apart(run(session, feed)) for feed in feeds)
+    del session
+    return_freed_memory()
+    return outputs
 
 
 @contextmanager
@@ -130,21 +138,34 @@ def observe_original(stage: Stage, samples: Sequence[Feeds], *, seed: int, threa
     """
     try:
         session = open_session(stage.path, threads=threads)
-        real = tuple(run(session, feeds) for feeds in samples)
+        real = tuple(_apart(run(session, feeds)) for feeds in samples)
     except ModelExecutionError as error:
         stage.refusal = error.what
         return Probes()
     if samples:
-        candidates = iter([random_like(samples[0], seed)])
+        made = random_like(samples[0], seed)
+        # Nothing is random about numbers of tokens: they need not be run twice.
+        candidates = iter(() if same_feeds(made, samples[0]) else (made,))
     else:
         candidates = random_candidates(interface(stage.model), seed)
     feeds, outputs = _first_that_runs(session, candidates)
+    del session
+    return_freed_memory()
     probes = Probes(tuple(samples), feeds)
     if probes.all:
         stage.observation = Observation((*real, *outputs), None)
     else:
         stage.refusal = "no random input fits the model, and no data are given"
     return probes
+
+
+def _apart(outputs: Feeds) -> Feeds:
+    """Copies: an output as onnxruntime gives it keeps memory of the whole session."""
+    return {name: _copied(output) for name, output in outputs.items()}
+
+
+def _copied(output: Any) -> Any:
+    return output.copy() if isinstance(output, np.ndarray) else output  # sequences and maps
 
 
 def _first_that_runs(

@@ -10,12 +10,14 @@ from hypothesis.extra import numpy as hnp
 
 from slimctl.numerics.blocks import (
     Grid,
+    Parameters,
     extreme_parameters,
     in_blocks,
     pack,
     round_blocks,
     searched_parameters,
     signed,
+    spanning_parameters,
     unpack,
 )
 from slimctl.numerics.half_quadratic import NORM, half_quadratic
@@ -161,21 +163,67 @@ def test_zero_stays_zero(matrix: np.ndarray, bits: int, symmetric: bool) -> None
     assert (parameters.scale > 0).all()
 
 
+def norm_of(matrix: np.ndarray, parameters: Parameters, grid: Grid) -> float:
+    """``sum |w - w'|^p`` of blocks of 32."""
+    error = round_blocks(matrix, parameters, 32, grid).restored() - matrix
+    return float(np.sum(np.abs(error).astype(np.float64) ** NORM))
+
+
 @pytest.mark.parametrize("whole", [True, False])
 def test_half_quadratic_lowers_the_norm_that_it_is_after(whole: bool) -> None:
     rng = np.random.default_rng(0)
     matrix = (rng.standard_t(3, (200, 64)) * 0.02).astype(np.float32)
     grid = Grid(4, False)
     blocks = in_blocks(matrix, 32)
-    start = extreme_parameters(blocks, grid)
+    start = searched_parameters(blocks, grid)
     found = half_quadratic(blocks, start, grid, whole=whole)
-
-    def norm(parameters: object) -> float:
-        error = round_blocks(matrix, parameters, 32, grid).restored() - matrix  # type: ignore[arg-type]
-        return float(np.sum(np.abs(error).astype(np.float64) ** NORM))
-
-    np.testing.assert_array_equal(found.scale, start.scale)
-    assert norm(found) <= norm(start)
-    if not whole:  # whole zero points leave little to choose
-        assert norm(found) < 0.97 * norm(start)
+    spanning = spanning_parameters(blocks, grid)
+    assert norm_of(matrix, found, grid) <= norm_of(matrix, start, grid)
+    if whole:  # whole zero points leave little to choose
+        np.testing.assert_array_equal(found.scale, start.scale)
+    else:
+        assert norm_of(matrix, found, grid) < 0.97 * norm_of(matrix, start, grid)
+        found_error, *others = (
+            round_blocks(matrix, parameters, 32, grid).squared_error(matrix)
+            for parameters in (found, start, spanning)
+        )
+        assert found_error < 0.97 * min(others)
+        assert ((found.scale == start.scale) | (found.scale == spanning.scale)).all()
+        assert (found.scale == start.scale).any() and (found.scale == spanning.scale).any()
     assert np.array_equal(np.rint(found.zero_point), found.zero_point) == whole
+
+
+def test_spanning_parameters_by_hand() -> None:
+    """w = 0.5 code - 1.25 with codes 0 to 15: scale 0.5, zero point 1.25 / 0.5 = 2.5."""
+    codes = np.array([[0, 15, 3, 7]], np.float32)
+    found = spanning_parameters(0.5 * codes - 1.25, Grid(4, False))
+    assert (found.scale.item(), found.zero_point.item()) == (0.5, 2.5)
+    # Zero lies outside of the block, and so does the zero point outside of the codes.
+    found = spanning_parameters(0.25 * codes + 1, Grid(4, False))
+    assert (found.scale.item(), found.zero_point.item()) == (0.25, -4.0)
+    # 2 bits: (2 - -1) / 3 = 1; equal weights: scale 1, and code 0 is the weight.
+    found = spanning_parameters(np.array([[-1, 2], [7, 7]], np.float32), Grid(2, False))
+    assert (found.scale.tolist(), found.zero_point.tolist()) == ([1, 1], [1, -7])
+
+
+def test_fractional_zero_points_are_what_half_precision_holds() -> None:
+    grid = Grid(4, False, np.dtype(np.float16))
+    rng = np.random.default_rng(0)
+    blocks = rng.normal(3, 0.1, (4, 2, 32)).astype(np.float32)
+    found = half_quadratic(blocks, searched_parameters(blocks, grid), grid, whole=False)
+    for array in (*found, *spanning_parameters(blocks, grid)):
+        np.testing.assert_array_equal(array.astype(np.float16).astype(np.float32), array)
+
+
+def test_weights_on_a_grid_of_scale_and_minimum_are_stored_without_loss() -> None:
+    """Q4_1 of llama.cpp: ``w = d code + m``, a block each."""
+    rng = np.random.default_rng(0)
+    codes = rng.integers(0, 16, (50, 3, 32))
+    codes[..., 4], codes[..., 9] = 0, 15  # as an encoder from the extremes makes them
+    scale = 2.0 ** rng.integers(-8, -2, (50, 3, 1))
+    weights = (codes * scale - scale * rng.integers(0, 60, scale.shape) / 4).astype(np.float32)
+    matrix, grid = weights.reshape(50, 96), Grid(4, False)
+    start = searched_parameters(weights, grid)
+    found = half_quadratic(weights, start, grid, whole=False)
+    np.testing.assert_allclose(round_blocks(matrix, found, 32, grid).restored(), matrix, atol=1e-6)
+    assert np.abs(round_blocks(matrix, start, 32, grid).restored() - matrix).max() > 1e-3

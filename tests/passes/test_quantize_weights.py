@@ -356,6 +356,14 @@ def test_every_layer_left_alone_has_a_reason(plain_context: Any) -> None:
     assert report.changed == {"MatMul": 3}
 
 
+def test_recurrent_layers_are_named(plain_context: Any) -> None:
+    text = "(float[5,1,64] x) => (float[5,1,1,64] y) { y = LSTM<hidden_size=64>(x, w, r) }"
+    model = model_of(text, {"w": normal(0, 1, 256, 64), "r": normal(1, 1, 256, 64)})
+    _, report = quantized(model, plain_context)
+    assert report.skipped == (Skipped("LSTM_y", "onnxruntime has no LSTM with weights in blocks"),)
+    assert not report.changed
+
+
 def test_what_would_not_get_smaller_stays(plain_context: Any) -> None:
     _, report = quantized(product(2, 5), plain_context)
     reason = "with 2 inputs per output it would not get smaller"

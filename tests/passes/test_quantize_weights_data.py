@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import onnx_ir as ir
 import pytest
 from onnx import numpy_helper
 
-from slimctl.core.contract import Feeds, PassReport
+from slimctl.core.contract import Feeds, PassReport, SilentProgress
 from slimctl.core.errors import SourceError
 from slimctl.evaluate.metrics import sqnr_db
 from slimctl.graph.edit import NameScope, all_nodes
@@ -204,7 +205,8 @@ def test_moments_are_those_of_all_rows(plain_context: Any) -> None:
     feeds = [{"x": normal(i, 2, 3 + i, 8), "z": normal(9 + i, 8, 5)} for i in range(3)]
     feeds[1]["x"][0, 1, 2] = np.nan  # that row is left out
     (first,), _ = find(model, Wanted(16, 2, True, False), Selection())
-    (found,) = _weights_moments.collect(model, [first], plain_context(feeds, model), "")
+    observe = partial(plain_context(feeds, model).activations, model)
+    (found,) = _weights_moments.collect([first], observe, SilentProgress(), "")
     rows = np.concatenate([*(f["x"].reshape(-1, 8) for f in feeds), *(f["z"].T for f in feeds)])
     rows = rows[np.isfinite(rows).all(axis=1)].astype(np.float64)
     np.testing.assert_allclose(found, rows.T @ rows / len(rows), rtol=1e-5, atol=1e-6)

@@ -155,3 +155,12 @@ def test_a_file_entry_describes_a_file(tmp_path: Path) -> None:
     # SHA-256 of "abc", FIPS 180-2 appendix B.1.
     expected = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
     assert FileEntry.of(path) == FileEntry(name="f", sha256=expected, size_bytes=3)
+
+
+def test_what_older_manifests_lack_does_not_break_their_seal(tmp_path: Path) -> None:
+    older, newer = manifest(), manifest(model=ModelFacts(**MODEL, dtype_bytes={"int8": 8}))
+    assert "dtype_bytes" not in older.document()["model"]
+    path = tmp_path / "m.json"
+    path.write_text(newer.sealed([FILE]).to_json(), encoding="utf-8")
+    assert read_manifest(path).model.dtype_bytes == {"int8": 8}
+    assert newer.computed_hash() != older.computed_hash()

@@ -10,7 +10,14 @@ import pytest
 
 from slimctl.data.batch import Batch
 from slimctl.graph.edit import Interface, Port
-from slimctl.pipeline.probe import MOST_SAMPLES, SAMPLES, spread_samples
+from slimctl.pipeline.probe import (
+    MOST_SAMPLES,
+    SAMPLES,
+    SHORT,
+    shortened,
+    spread_samples,
+    take_samples,
+)
 
 INTERFACE = Interface((Port("x", ir.DataType.FLOAT, ("N", None)),), ())
 
@@ -31,7 +38,7 @@ def _batches(count: int, size: int, width: int) -> Iterator[Batch]:
     ],
 )
 def test_a_few_samples_evenly_spread(size: int, width: int, most: int, count: int) -> None:
-    spread = spread_samples(_batches(count, size, width), INTERFACE)
+    spread = spread_samples(take_samples(_batches(count, size, width), INTERFACE), 10**12)
     found = [int(feeds["x"][0, 0]) for feeds in spread.few]
     others = [int(feeds["x"][0, 0]) for feeds in spread.more]
     assert not set(found) & set(others)
@@ -45,7 +52,9 @@ def test_a_few_samples_evenly_spread(size: int, width: int, most: int, count: in
 
 
 def test_no_data_no_samples() -> None:
-    assert spread_samples([], INTERFACE) == ((), ())
+    assert take_samples([], INTERFACE) == []
+    assert spread_samples([], 1) == ((), ())
+    assert shortened([], INTERFACE, 10**12) is None
 
 
 def test_reading_stops_early() -> None:
@@ -56,5 +65,53 @@ def test_reading_stops_early() -> None:
             read.append(batch.first)
             yield batch
 
-    spread_samples(batches(), INTERFACE)
+    take_samples(batches(), INTERFACE)
     assert len(read) <= 65
+
+
+TOKENS = Interface((Port("ids", ir.DataType.INT64, ("N", "S")),), ())
+
+
+def _texts(count: int, length: int) -> list[dict[str, np.ndarray]]:
+    return [{"ids": np.arange(length)[None] + index} for index in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("length", "parameters", "expected"),
+    [
+        (128, 22_000_000, MOST_SAMPLES),  # MiniLM: 16 * 128 * 22e6 = 4.5e10, just what is allowed
+        (128, 135_000_000, 2),  # 128 * 135e6 = 1.7e10: two fit
+        (512, 135_000_000, 1),
+        (512, 7_000_000_000, 1),  # one is always run
+    ],
+)
+def test_samples_of_tokens_are_as_many_as_their_work_allows(
+    length: int, parameters: int, expected: int
+) -> None:
+    spread = spread_samples(_texts(16, length), parameters)
+    assert len(spread.few) == expected
+    assert len(spread.more) == 16 - expected
+
+
+def test_long_samples_of_large_models_are_cut() -> None:
+    cut = shortened(_texts(3, 512), TOKENS, 135_000_000)
+    assert cut is not None
+    for index, sample in enumerate(cut):
+        np.testing.assert_array_equal(sample["ids"], np.arange(SHORT)[None] + index)
+
+
+@pytest.mark.parametrize(
+    ("samples", "ports", "parameters"),
+    [
+        (_texts(3, 512), TOKENS, 22_000_000),  # 4 * 512 * 22e6 = 4.5e10: not too much work
+        (_texts(3, SHORT), TOKENS, 10**12),  # short as it is
+        (_texts(3, 512), Interface((Port("ids", ir.DataType.INT64, ("N", 512)),), ()), 10**12),
+        ([{"ids": np.ones((1, 512), np.float32)}], TOKENS, 10**12),  # no tokens
+        ([{"ids": np.ones((2, 512), np.int64)}], TOKENS, 10**12),  # a batch that is not cut
+        ([{"a": np.ones((1, 512), int), "b": np.ones((1, 9), int)}], TOKENS, 10**12),
+    ],
+)
+def test_samples_that_stay_whole(
+    samples: list[dict[str, np.ndarray]], ports: Interface, parameters: int
+) -> None:
+    assert shortened(samples, ports, parameters) is None

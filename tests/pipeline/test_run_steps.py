@@ -23,7 +23,7 @@ from slimctl.graph.edit import interface
 from slimctl.graph.load import load_model
 from slimctl.graph.save import content_hash
 from slimctl.graph.session import open_session, run
-from slimctl.pipeline import checks
+from slimctl.pipeline import checks, probe
 from slimctl.pipeline import run as pipeline_run
 from slimctl.pipeline.context import PipelineContext
 from slimctl.pipeline.run import PipelineResult, run_steps
@@ -279,10 +279,78 @@ class TestReference:
         np.testing.assert_array_equal(seen[0], weight(load_model(network), "g"))
 
 
+@pytest.fixture
+def saved(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """Files that are written, as ``folder/name``; a model of 100 bytes is large."""
+    monkeypatch.setattr(pipeline_run, "PASSING_THRESHOLD", 100)
+    found: list[list[str]] = []
+    original = pipeline_run.save_model
+
+    def watched(*given: Any, **options: Any) -> list[Path]:
+        files = original(*given, **options)
+        found.append([f"{file.parent.name}/{file.name}" for file in files])
+        return files
+
+    monkeypatch.setattr(pipeline_run, "save_model", watched)
+    return found
+
+
+@pytest.mark.parametrize("changing", [[], [0], [1], [0, 1]])
+def test_large_files_between_steps_keep_their_weights_apart(
+    make_pass: MakePass, run_chain: RunChain, scale: Any, saved: Any, changing: list[int]
+) -> None:
+    """Results do not: their layout is that of every result."""
+    edits = [
+        {"edit": scale} if index in changing else {"changed": {}, "edit": None} for index in (0, 1)
+    ]
+    done = run_chain(*(make_pass(effect=APPROXIMATE, **edit) for edit in edits))
+    expected = [["original/model.onnx", "original/model.onnx.data"]]
+    if 0 in changing:
+        expected.append(["step1/model.onnx", "step1/model.onnx.data"])
+    if 1 in changing:
+        expected.append(["step2/model.onnx"])
+    elif 0 in changing:
+        expected.append(["result/model.onnx"])
+    assert saved == expected
+    place = f"{done.path.parent.name}/{done.path.name}"
+    assert place == expected[-1][0] if changing else done.path.parent.parent.name != "work"
+    found, known = (open_session(one, threads=1) for one in (done.path, done.model))
+    feeds = done.probes.all[0]
+    np.testing.assert_array_equal(run(found, feeds)["y"], run(known, feeds)["y"])
+
+
+def test_long_texts_are_cut_for_the_checks_unless_the_model_wants_them_whole(
+    tmp_path: Path, make_pass: MakePass, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(probe, "_WORK", 1000)
+    feeds = tmp_path / "ids.npz"
+    np.savez(feeds, ids=np.random.default_rng(0).integers(0, 9, (5, 256)))
+    for size, length in (("S", probe.SHORT), ("T", 256)):
+        shape = "[0, 2, 128]" if size == "T" else "[0, -1]"
+        model = onnx.parser.parse_model(
+            '<ir_version: 8, opset_import: ["": 17]> g (int64[N,S] ids) => (float y) '
+            f"<float[9,4] table = {{{', '.join(['0.5'] * 36)}}}, int64[{shape.count(',') + 1}] s = "
+            f"{{{shape[1:-1]}}}> {{ i = Reshape(ids, s) e = Gather(table, i) y = Identity(e) }}"
+        )
+        del model.graph.output[0].type.tensor_type.shape.dim[:]
+        model.graph.output[0].type.tensor_type.ClearField("shape")
+        path = tmp_path / f"{size}.onnx"
+        onnx.save(model, path)
+        loaded = load_model(path)
+        context = PipelineContext(load_target("cpu"), threads=1)
+        context.data = open_source(str(feeds), interface=interface(loaded))
+        workspace = tmp_path / f"work_{size}"
+        workspace.mkdir()
+        done = run_steps(loaded, [make_pass()], context, source=path, workspace=workspace)
+        assert {feed["ids"].shape for feed in done.probes.samples} == {(1, length)}
+        assert done.probes.random is None  # numbers of tokens are taken over: the same again
+        assert bool(context.notes) == (length == probe.SHORT)
+
+
 def test_a_full_disk_is_the_users_to_mend(
     make_pass: MakePass, run_chain: RunChain, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(*_: Any) -> None:
+    def full(*_: Any, **__: Any) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(pipeline_run, "save_model", full)
