@@ -239,7 +239,7 @@ def run(artifacts: Artifacts) -> Report:
     folder = artifacts.workload.folder / "modes"
     folder.mkdir(exist_ok=True)
     report.text(
-        f"{CALIBRATION} samples calibrate; 64 others are compared, 256 of pictures. Decisions",
+        f"{CALIBRATION} samples calibrate; 64 others are compared, 512 of pictures. Decisions",
         "(class, letters, mask ...) are those of the float model, and masks are compared by",
         "intersection over union. Where the truth is known, `right` compares them with it in the",
         "same way. Modes for matrices are listed where the model has any to speak of.",

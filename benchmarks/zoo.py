@@ -343,7 +343,7 @@ MODELS: dict[str, Model] = {
         _class,
         "class",
         rivals=True,
-        evaluated=4 * EVALUATION,
+        evaluated=8 * EVALUATION,
     ),
     "mobilenet-v2": Model(
         "MobileNetV2",
@@ -354,7 +354,7 @@ MODELS: dict[str, Model] = {
         _class,
         "class",
         rivals=True,
-        evaluated=4 * EVALUATION,
+        evaluated=8 * EVALUATION,
     ),
     "ocr-rec": Model(
         "PP-OCRv4 rec", _asset("ocr-rec"), _lines("ocr-rec"), _text, "letters", rivals=True

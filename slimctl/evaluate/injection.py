@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from slimctl.core.contract import Feeds
 from slimctl.evaluate.probing import Errors, Loss
-from slimctl.graph.edit import NameScope, clone_model, const_array
+from slimctl.graph.edit import NameScope, const_array
 from slimctl.graph.restart import restarted
 from slimctl.graph.session import open_session, run, tapped
 from slimctl.runtime.kernels.quantize import dequantize_linear, quantize_linear
@@ -55,25 +55,41 @@ class Injector:
         layers = {layer for names in groups.values() for layer in names}
         places = _places(self._model, variant, layers)
         changed = _Changed(self._model, variant, places.values(), self._threads)
-        session, inputs = self._open([place.tensor for place in places.values()])
+        session, inputs = self._open(places.values(), changed.taps)
+        outputs = [value.name or "" for value in self._model.graph.outputs]
         found = {group: Errors() for group, names in groups.items() if set(names) <= set(places)}
         for feeds in self._samples:
-            errors = changed.errors(feeds)
-            silent = {inputs[name]: np.zeros((), error.dtype) for name, error in errors.items()}
-            reference = run(session, {**feeds, **silent})
+            silent = dict(inputs.values())
+            real = run(session, {**feeds, **silent})
+            reference = {name: real[name] for name in outputs}
+            errors = changed.errors({**feeds, **real})
             for group, measured in found.items():
                 made = [places[layer].tensor for layer in groups[group]]
-                loud = {inputs[name]: errors[name] for name in made}
-                measured.add(reference, run(session, {**feeds, **silent, **loud}))
+                loud = {inputs[name][0]: errors[name] for name in made}
+                measured.add(reference, run(session, {**feeds, **silent, **loud}, outputs))
         losses = {group: measured.loss() for group, measured in found.items()}
         return {group: losses.get(group) for group in groups}
 
-    def _open(self, places: Sequence[str]) -> tuple[Any, dict[str, str]]:
-        """The model with an input behind each place that is added there, and these inputs."""
-        clone = clone_model(self._model)
+    def _open(
+        self, places: Collection[_Place], taps: Collection[str]
+    ) -> tuple[Any, dict[str, tuple[str, NDArray[Any]]]]:
+        """The model with an input behind each place that is added there.
+
+        Args:
+            places: Where.
+            taps: Tensors that are given besides the outputs.
+
+        Returns:
+            Its session, and by tensor the name of the input and a value that changes nothing.
+        """
+        clone = tapped(self._model, sorted(taps))
         values = ir.convenience.create_value_mapping(clone.graph, include_subgraphs=False)
         names = NameScope(clone)
-        inputs = {name: _add(clone, values[name], names) for name in places}
+        inputs = {}
+        for place in places:
+            value = values[place.tensor]
+            kind = value.dtype or ir.DataType.FLOAT
+            inputs[place.tensor] = _add(clone, value, names), np.zeros((), kind.numpy())
         return open_session(clone, threads=self._threads), inputs
 
 
@@ -162,16 +178,17 @@ class _Changed:
         values = ir.convenience.create_value_mapping(variant.graph, include_subgraphs=False)
         self._rounding = {p.tensor: _rounding(values[p.changed]) for p in places}
         self._places = places
-        tensors = {*self._given, *(place.tensor for place in places)}
-        taps = sorted(tensors - {value.name for value in model.graph.inputs})
-        self._whole = open_session(tapped(model, taps), threads=threads)
         self._layers = open_session(begun.model, threads=threads)
 
-    def errors(self, feeds: Feeds) -> Feeds:
-        """What each place holds more than in the model."""
-        real = {**feeds, **run(self._whole, feeds)}
+    @property
+    def taps(self) -> set[str]:
+        """Tensors of the model that are needed to tell errors."""
+        return {*self._given, *(place.tensor for place in self._places)}
+
+    def errors(self, real: Feeds) -> Feeds:
+        """What each place holds more than in the model, from the model's tensors and inputs."""
         given = {new: real[name] for name, new in self._given.items()}
-        given |= {name: feeds[name] for name in self._inputs if name in feeds}
+        given |= {name: real[name] for name in self._inputs if name in real}
         found = run(self._layers, given)
         return {
             place.tensor: self._error(place.tensor, found[place.changed], real[place.tensor])

@@ -264,20 +264,22 @@ def _without(model: ir.Model, lent: Collection[str]) -> bytes:
         return serialize(model)
 
 
-def run(session: ort.InferenceSession, feeds: Feeds) -> Feeds:
+def run(session: ort.InferenceSession, feeds: Feeds, names: Sequence[str] | None = None) -> Feeds:
     """Runs a model once.
 
     Args:
         session: From :func:`open_session`.
         feeds: Arrays by input name. Names that the model does not ask for are an error.
+        names: Outputs to give; None for all.
 
     Returns:
-        All outputs by name.
+        Outputs by name.
 
     Raises:
         ModelExecutionError: onnxruntime refuses the inputs or fails; names the node if it does.
     """
-    names = [output.name for output in session.get_outputs()]
+    if names is None:
+        names = [output.name for output in session.get_outputs()]
     with translated(_failures(), "cannot run the model"):
         return dict(zip(names, session.run(names, feeds), strict=True))
 
