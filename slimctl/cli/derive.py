@@ -1,4 +1,6 @@
-"""Command-line options from a pass class: a field is declared once and becomes its option.
+"""Command-line options from a class: a field is declared once and becomes its option.
+
+The class is a pass, or a kind of export.
 
 A field's name becomes the option's, its description the help, its bounds and default are shown.
 ``json_schema_extra`` may hold ``{"flags": ["--per-channel/--per-tensor"]}`` for another spelling,
@@ -13,7 +15,7 @@ import inspect
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 import annotated_types
 import typer
@@ -26,12 +28,15 @@ if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
 
     from slimctl.core.contract import Pass
+    from slimctl.export.common import Export
+
+    _Declared = TypeVar("_Declared", Pass, Export)
 
 TARGET_DECIDES = "the target decides"
 
 
-def pass_fields(kind: type[Pass]) -> dict[str, FieldInfo]:
-    """The fields of a pass that are options of its command."""
+def pass_fields(kind: type[Pass | Export]) -> dict[str, FieldInfo]:
+    """The fields of a class that are options of its command."""
     return {
         name: field
         for name, field in kind.model_fields.items()
@@ -39,7 +44,7 @@ def pass_fields(kind: type[Pass]) -> dict[str, FieldInfo]:
     }
 
 
-def pass_parameters(kind: type[Pass]) -> list[inspect.Parameter]:
+def pass_parameters(kind: type[Pass | Export]) -> list[inspect.Parameter]:
     """Keyword parameters for typer, one per field."""
     return [
         inspect.Parameter(
@@ -52,8 +57,8 @@ def pass_parameters(kind: type[Pass]) -> list[inspect.Parameter]:
     ]
 
 
-def build_pass(kind: type[Pass], values: Mapping[str, object]) -> Pass:
-    """A pass from option values; None leaves a field to its default.
+def build_pass(kind: type[_Declared], values: Mapping[str, object]) -> _Declared:
+    """An instance from option values; None leaves a field to its default.
 
     Raises:
         OptionError: A value does not fit its field; names the option and its bounds.
@@ -158,7 +163,7 @@ def _metavar(core: Any) -> str:
     return {int: "N", float: "NUMBER", tuple[str, ...]: "PATTERN"}.get(core, "VALUE")
 
 
-def _option_error(kind: type[Pass], error: ValidationError) -> ConfigError:
+def _option_error(kind: type[Pass | Export], error: ValidationError) -> ConfigError:
     problem = error.errors(include_url=False)[0]
     place, message = problem["loc"], problem["msg"].removeprefix("Value error, ")
     field = kind.model_fields.get(str(place[0])) if place else None

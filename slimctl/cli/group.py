@@ -41,11 +41,22 @@ class Listed(NamedTuple):
 
 _CHECK = "Look and check"
 _CHAIN = "Recipes and targets"
+_LEDGER = "Versions"
 _PASSES = "Compress"
 
 COMMANDS: dict[str, Listed] = {
     "run": Listed(
         "slimctl.cli.run_command:run", "Run a recipe: the whole chain, gates included.", _CHAIN
+    ),
+    "export": Listed(
+        "slimctl.cli.export_command:export",
+        "Write an artifact for ORT format, Triton, genai or as a zip.",
+        _CHAIN,
+    ),
+    "report": Listed(
+        "slimctl.cli.report_command:report",
+        "Write an artifact's page: steps, sizes, versions and what else was measured.",
+        _CHECK,
     ),
     "recipe": Listed(
         "slimctl.cli.recipe_command:app", "Presets, validation and schema of recipes.", _CHAIN
@@ -61,11 +72,36 @@ COMMANDS: dict[str, Listed] = {
         "Verify a model against its original, node by node.",
         _CHECK,
     ),
+    "sensitivity": Listed(
+        "slimctl.cli.sensitivity_command:sensitivity",
+        "Rank layers by what they cost at each precision or sparsity.",
+        _CHECK,
+    ),
     "eval": Listed(
         "slimctl.cli.eval_command:evaluate", "Measure a metric on labeled data.", _CHECK
     ),
     "bench": Listed(
-        "slimctl.cli.bench_command:bench", "Measure latency and memory in onnxruntime.", _CHECK
+        "slimctl.cli.bench_command:bench", "Measure latency, memory, bounds and load.", _CHECK
+    ),
+    "history": Listed(
+        "slimctl.cli.history_command:history", "Show the versions of a result.", _LEDGER
+    ),
+    "diff": Listed(
+        "slimctl.cli.diff_command:diff",
+        "Compare two versions: what went in, what came out.",
+        _LEDGER,
+    ),
+    "rollback": Listed(
+        "slimctl.cli.ledger_command:rollback", "Make an earlier version the current one.", _LEDGER
+    ),
+    "promote": Listed(
+        "slimctl.cli.ledger_command:promote", "Give a version a label such as production.", _LEDGER
+    ),
+    "checkout": Listed(
+        "slimctl.cli.ledger_command:checkout", "Take the files of a version out.", _LEDGER
+    ),
+    "gc": Listed(
+        "slimctl.cli.ledger_command:collect", "Remove what no kept version needs.", _LEDGER
     ),
     "doctor": Listed(
         "slimctl.cli.doctor_command:doctor",
