@@ -282,13 +282,14 @@ def _write(found: Found, report: Path | None, serving: Path | None, output: Outp
     Raises:
         GateFailedError: A serving file was asked for, and no setting meets the bound.
     """
-    from slimctl.cli.bench_summary import report_document
+    from slimctl.cli.bench_summary import document
+    from slimctl.cli.output import plain
     from slimctl.core.files import write_atomic
 
     if report is not None:
         from slimctl.report.benchmark import benchmark_page
 
-        write_atomic(report, benchmark_page(report_document(found)).encode())
+        write_atomic(report, benchmark_page(plain(document(found))).encode())
         output.note(f"report: {report}")
     if serving is None:
         return

@@ -11,6 +11,7 @@ import numpy as np
 
 from slimctl.cli import words
 from slimctl.cli.table import Block, Table, Warned
+from slimctl.core.files import sha256_of_file
 from slimctl.evaluate.roofline import HEAVY, Action, heavy, summarize
 from slimctl.evaluate.serving import Serving, serving
 
@@ -50,16 +51,19 @@ class Found:
 
 
 def document(found: Found) -> dict[str, Any]:
-    """The result as JSON types."""
+    """The result as JSON types; of the latencies the percentiles 0 to 100."""
     verdict = found.verdict
+    shares = np.linspace(0, 100, 101)
     return {
         "batch_size": found.batch_size,
         "threads": found.threads,
         "models": [
             {
                 "model": path,
+                "sha256": sha256_of_file(path),
                 **result.to_dict(),
                 "samples_per_second": _rate(result, found.batch_size),
+                "quantiles_ms": np.percentile(result.latencies, shares).tolist(),
             }
             for path, result in zip(found.models, found.results, strict=True)
         ],
@@ -107,17 +111,6 @@ def _load_document(found: Found) -> dict[str, Any] | None:
         "suggestion": None if load.suggestion is None else load.suggestion.to_dict(),
         "serving": found.serving,
     }
-
-
-def report_document(found: Found) -> dict[str, Any]:
-    """The result with what plots need besides: quantiles of the latencies."""
-    from slimctl.cli.output import plain
-
-    values: dict[str, Any] = plain(document(found))
-    shares = np.linspace(0, 100, 101)
-    for model, result in zip(values["models"], found.results, strict=True):
-        model["quantiles_ms"] = np.percentile(result.latencies, shares).tolist()
-    return values
 
 
 def _rate(result: BenchResult, batch_size: int) -> float:

@@ -55,7 +55,7 @@ COMMANDS: dict[str, Listed] = {
     ),
     "report": Listed(
         "slimctl.cli.report_command:report",
-        "Write an artifact's page: steps, sizes, versions and what else was measured.",
+        "Write an artifact's page, with versions and measurements.",
         _CHECK,
     ),
     "recipe": Listed(

@@ -43,7 +43,7 @@ def history(
         _list_names(ledger, said)
     else:
         state = ledger.known(name)
-        said.result(_document(ledger, state), list(_blocks(ledger, state)))
+        said.result(to_document(ledger, state), list(_blocks(ledger, state)))
 
 
 def _check(ledger: Ledger, name: str | None, said: Output) -> None:
@@ -99,7 +99,8 @@ def _number(text: str) -> int | None:
     return int(text) if text.isdecimal() else None
 
 
-def _document(ledger: Ledger, state: State) -> dict[str, Any]:
+def to_document(ledger: Ledger, state: State) -> dict[str, Any]:
+    """Versions of a name as JSON types."""
     return {
         "store": ledger.place,
         "name": state.name,

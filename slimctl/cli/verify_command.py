@@ -23,7 +23,7 @@ from slimctl.cli.options import (
 )
 from slimctl.cli.output import Output
 from slimctl.core.errors import GateFailedError, OptionError, UnsupportedModelError
-from slimctl.core.files import check_output
+from slimctl.core.files import check_output, sha256_of_file
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -282,6 +282,7 @@ def verify(
     failures += _broken_drops(max_metric_drop, drops)
     summary = Summary(
         model=model,
+        sha256=sha256_of_file(path),
         reference=against,
         data=data,
         random_data=source.uncalibrated,

@@ -26,6 +26,7 @@ class Summary:
 
     Attributes:
         model: As the user gave it.
+        sha256: Hash of the model's file.
         reference: The original, None without one.
         data: As the user gave it, None without data.
         random_data: The inputs are made up.
@@ -37,6 +38,7 @@ class Summary:
     """
 
     model: Path
+    sha256: str
     reference: Path | None
     data: str | None
     random_data: bool
@@ -54,6 +56,7 @@ def to_document(summary: Summary) -> dict[str, Any]:
     found, comparison = summary.verification, summary.comparison
     return {
         "model": summary.model,
+        "sha256": summary.sha256,
         "reference": summary.reference,
         "data": summary.data,
         "random_data": summary.random_data,

@@ -14,6 +14,7 @@ from slimctl.report.page import (
     code,
     join,
     long_table,
+    named,
     number,
     page,
     section,
@@ -29,19 +30,25 @@ def benchmark_page(document: Document) -> str:
         document: What the command prints with ``--json``, as Python values, each model with the
             percentiles 0 to 100 of its latencies as ``quantiles_ms``.
     """
-    models = document["models"]
-    title = f"Benchmark of {Path(models[0]['model']).name}"
-    parts = [
-        join([tag("h1", title), tag("div", _line(document), class_="dim"), _cards(document)]),
-        _verdict(document),
-        section("Latency", join([_table(models), _distribution(models)])),
-        *_operators(document),
+    title = f"Benchmark of {Path(document['models'][0]['model']).name}"
+    head = join([tag("h1", title), tag("div", line(document), class_="dim")])
+    return page(title, [head, *sections(document)], style=charts.STYLE)
+
+
+def sections(document: Document) -> list[Markup]:
+    """Everything but the heading."""
+    models, verdict = document["models"], _verdict(document)
+    return [
+        _cards(document),
+        *([] if verdict is None else [verdict]),
+        section("Latency, milliseconds", join([_table(models), _distribution(models)])),
+        named(_operators(document)),
         *_load(document["load"]),
     ]
-    return page(title, parts, style=charts.STYLE)
 
 
-def _line(document: Document) -> str:
+def line(document: Document) -> str:
+    """What was done."""
     size, threads = document["batch_size"], document["threads"] or "all"
     return f"batch size {size}, threads: {threads}, {document['models'][0]['runs']} runs"
 
@@ -85,7 +92,10 @@ def _table(models: Sequence[Document]) -> Markup:
 def _distribution(models: Sequence[Document]) -> Markup:
     """Share of runs that are at least as fast, up to the 99th percentile: the rest is one run."""
     curves = [
-        Curve(model["model"], [(ms, share) for share, ms in enumerate(model["quantiles_ms"][:-1])])
+        Curve(
+            str(model["model"]),
+            [(ms, share) for share, ms in enumerate(model["quantiles_ms"][:-1])],
+        )
         for model in models
     ]
     return curve_chart(curves, across="milliseconds per run", up="% of runs")

@@ -14,7 +14,7 @@ STYLE = """
 .chart { background: var(--card); border: 1px solid var(--line); border-radius: .5rem;
   padding: .7rem .9rem; overflow-x: auto; }
 .chart svg { display: block; width: 100%; height: auto; }
-.chart svg.wide { min-width: 36rem; }
+.chart svg.wide { min-width: 50rem; }
 .chart .key { display: flex; flex-wrap: wrap; gap: .2rem 1.2rem; margin-bottom: .4rem;
   font-size: .85rem; }
 .key i { display: inline-block; width: 1.4rem; height: 0; margin-right: .4rem;

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from slimctl.report.charts import Frame, Scale, round_step
 from slimctl.report.page import Markup, join, tag
 
-_AREA = Frame(left=56, top=14, width=888, height=250)
+_AREA = Frame(left=56, top=26, width=888, height=240)
 _KINDS = 3
 """Kinds of lines that the page's style can tell apart."""
 
@@ -74,7 +74,7 @@ def _horizontal(scale: Scale, unit: str) -> Iterator[Markup]:
             y2=place,
         )
         yield _text(f"{value:g}", _AREA.left - 6, scale(value) + 4, "end")
-    yield _text(unit, 0, _AREA.top - 4, "start")
+    yield _text(unit, 0, _AREA.top - 13, "start")
 
 
 def _vertical(scale: Scale, unit: str) -> Iterator[Markup]:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
+from slimctl.report import additions, bars, versions
+from slimctl.report.additions import ASKED, Asked
 from slimctl.report.page import (
     Document,
     Markup,
@@ -18,26 +21,68 @@ from slimctl.report.page import (
     table,
     tag,
 )
+from slimctl.report.sizes import dtype_section
+from slimctl.report.steps import attribution_section
+from slimctl.report.words import decibel, size
+
+STYLE = "\n".join((additions.STYLE, bars.STYLE, versions.STYLE))
+
+HISTORY = Asked("Versions", "slimctl report NAME --store STORE", "the versions of a ledger")
+"""What pages of artifacts lack: they are made before the version is."""
 
 
 def render(document: Document) -> str:
-    """A page from a manifest.
+    """The page inside an artifact.
 
     Args:
         document: The manifest as JSON types.
     """
+    return full_page(document, None, [], [HISTORY, *ASKED.values()])
+
+
+def full_page(
+    document: Document,
+    history: Document | None,
+    chapters: Sequence[Markup],
+    missing: Sequence[Asked],
+) -> str:
+    """A page from a manifest and from what else is known.
+
+    Args:
+        document: The manifest as JSON types.
+        history: Versions, as ``slimctl history --json`` prints them.
+        chapters: What was measured since.
+        missing: What could be on this page, and is not.
+    """
+    own = document["manifest_hash"]
     parts = [
         _head(document),
         _cards(document),
         _gates(document),
+        attribution_section(document),
+        dtype_section(document),
+        None if history is None else versions.versions_section(history, own),
         _steps(document),
         _groups(document),
         _skipped(document),
         _latency(document),
         _data(document),
         _provenance(document),
+        *chapters,
+        _missing(missing),
     ]
-    return page(str(document["name"]), parts)
+    return page(str(document["name"]), parts, style=STYLE)
+
+
+def _missing(asked: Sequence[Asked]) -> Markup | None:
+    """What is not here, and which command would bring it."""
+    if not asked:
+        return None
+    lines = (
+        tag("li", join([f"{one.what}: {one.shows}. Made by ", code(one.command), "."]))
+        for one in asked
+    )
+    return section("Not on this page", tag("ul", join(lines), class_="dim"))
 
 
 def _head(document: Document) -> Markup:
@@ -59,7 +104,7 @@ def _head(document: Document) -> Markup:
 def _cards(document: Document) -> Markup:
     results, source = document["results"], document["source"]
     shown = [
-        (_bytes(document["model"]["size_bytes"]), f"was {_bytes(source['size_bytes'])}"),
+        (size(document["model"]["size_bytes"]), f"was {size(source['size_bytes'])}"),
         (f"{results['size_ratio']:.1%}", "of the original's size"),
     ]
     if results["sqnr_db"] is not None:
@@ -86,13 +131,13 @@ def _steps(document: Document) -> Markup:
             index,
             join([tag("b", step["name"]), Markup("<br>"), _options(step["options"])]),
             ", ".join(f"{count} {what}" for what, count in step["changed"].items()) or "nothing",
-            _bytes(step["weight_bytes"]),
-            number(step["sqnr_db"]),
+            size(step["weight_bytes"]),
+            _distance(step["sqnr_db"]),
             number(step["metric"]),
         )
         for index, step in enumerate(document["steps"], start=1)
     ]
-    header = ("", "step", "changed", "weights", "SQNR dB", "metric")
+    header = ("", "step", "changed", "weights", "SQNR", "metric")
     notes = [
         tag("li", join([tag("b", step["name"]), ": ", note]))
         for step in document["steps"]
@@ -100,7 +145,12 @@ def _steps(document: Document) -> Markup:
     ]
     notes += [tag("li", note) for note in document["run"]["notes"]]
     listed = tag("ul", join(notes)) if notes else Markup("")
-    return section("Steps", join([table(header, rows, "n..nnn"), listed]))
+    return section("Steps", join([table(header, rows, "nw.nnn"), listed]))
+
+
+def _distance(value: Any) -> str:
+    """An SQNR; manifests have a text for an infinity."""
+    return decibel(None if value is None else float(value))
 
 
 def _groups(document: Document) -> Markup | None:
@@ -196,12 +246,3 @@ def _provenance(document: Document) -> Markup:
         "manifest": document["manifest_hash"],
     }
     return join([section("Files", files), section("Provenance", _facts(made))])
-
-
-def _bytes(count: int) -> str:
-    size = float(count)
-    for unit in ("B", "KB", "MB"):
-        if size < 1000:
-            return f"{size:.3g} {unit}"
-        size /= 1000
-    return f"{size:.3g} GB"

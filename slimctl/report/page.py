@@ -19,6 +19,8 @@ body { margin: 0; padding: 1.5rem 1rem 3rem; background: var(--paper); color: va
 main { max-width: 62rem; margin: 0 auto; }
 h1 { font-size: 1.5rem; margin: 0; overflow-wrap: anywhere; }
 h2 { font-size: 1.05rem; margin: 2rem 0 .6rem; }
+h2.chapter { font-size: 1.3rem; margin: 2.6rem 0 .2rem; padding-top: 1.2rem;
+  border-top: 2px solid var(--line); }
 .dim { color: var(--dim); }
 .cards { display: grid; gap: .75rem; margin: 1.25rem 0;
   grid-template-columns: repeat(auto-fit, minmax(9.5rem, 1fr)); }
@@ -26,6 +28,7 @@ h2 { font-size: 1.05rem; margin: 2rem 0 .6rem; }
   padding: .7rem .9rem; }
 .card b { display: block; font-size: 1.35rem; font-variant-numeric: tabular-nums; }
 .card > span { color: var(--dim); font-size: .85rem; overflow-wrap: anywhere; }
+.chart + .scroll, .scroll + .chart, .scroll + .scroll { margin-top: .75rem; }
 .scroll { overflow-x: auto; background: var(--card); border: 1px solid var(--line);
   border-radius: .5rem; }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
@@ -35,6 +38,7 @@ tr:last-child td { border-bottom: 0; }
 th { color: var(--dim); font-weight: 600; font-size: .85rem; white-space: nowrap; }
 td.number, th.number { text-align: right; white-space: nowrap; }
 td.wide { min-width: 16rem; }
+.named td code { display: inline-block; min-width: 11.5rem; }
 code { font: .88em ui-monospace, "SFMono-Regular", Menlo, Consolas, monospace;
   overflow-wrap: anywhere; }
 .good { color: var(--good); font-weight: 600; }
@@ -96,6 +100,17 @@ def join(parts: Iterable[Any], separator: str = "") -> Markup:
     return Markup(separator.join(markup(part) for part in parts))
 
 
+def chapter(title: str, line: str, sections: Iterable[Markup]) -> Markup:
+    """Sections that belong together, below a heading that stands out."""
+    head = tag("h2", title, class_="chapter")
+    return join([head, tag("div", line, class_="dim"), Markup("\n"), *sections])
+
+
+def named(sections: Iterable[Markup]) -> Markup:
+    """Sections whose tables begin with names of nodes, which are not squeezed."""
+    return tag("div", join(sections), class_="named")
+
+
 def section(title: str, content: Markup) -> Markup:
     """A heading and what stands below it."""
     return join([tag("h2", title), content, Markup("\n")])
@@ -108,7 +123,7 @@ def table(header: Sequence[str], rows: Iterable[Sequence[Any]], kinds: str = "")
     """A table.
 
     Args:
-        header: Of each column.
+        header: Of each column; no row of headings when all are empty.
         rows: Cells of each column.
         kinds: A letter for each column: ``n`` for numbers, ``w`` for sentences, ``.`` for the rest.
     """
@@ -119,7 +134,7 @@ def table(header: Sequence[str], rows: Iterable[Sequence[Any]], kinds: str = "")
         return tag("tr", join(tag(name, cell, class_=kind) for cell, kind in pairs))
 
     body = join(row("td", cells) for cells in rows)
-    head = tag("thead", row("th", header))
+    head = tag("thead", row("th", header)) if any(header) else Markup("")
     return tag("div", tag("table", join([head, tag("tbody", body)])), class_="scroll")
 
 

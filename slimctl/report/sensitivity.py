@@ -15,6 +15,7 @@ from slimctl.report.page import (
     code,
     join,
     long_table,
+    named,
     page,
     section,
     tag,
@@ -39,14 +40,20 @@ def sensitivity_page(document: Document) -> str:
     Args:
         document: What the command prints with ``--json``, as Python values.
     """
-    setup, findings = document["setup"], document["findings"]
-    title = f"Sensitivity of {Path(setup['model']).name}"
-    head = [tag("h1", title), tag("div", _line(document), class_="dim"), _cards(document)]
-    parts = [join(head), *_plots(findings), *_tables(findings), *_skipped(document["skipped"])]
-    return page(title, parts, style=charts.STYLE)
+    title = f"Sensitivity of {Path(document['setup']['model']).name}"
+    head = [tag("h1", title), tag("div", line(document), class_="dim")]
+    return page(title, [join(head), *sections(document)], style=charts.STYLE)
 
 
-def _line(document: Document) -> str:
+def sections(document: Document) -> list[Markup]:
+    """Everything but the heading."""
+    findings = document["findings"]
+    tables = [*_tables(findings), *_skipped(document["skipped"])]
+    return [_cards(document), *_plots(findings), named(tables)]
+
+
+def line(document: Document) -> str:
+    """What was done."""
     setup = document["setup"]
     how = "estimated" if setup["fast"] else "measured"
     metric = f", metric {setup['metric']}" if setup["metric"] else ""
@@ -70,12 +77,23 @@ def _plots(findings: Sequence[Document]) -> Iterator[Markup]:
     """SQNR along the graph, a line for each change."""
     for direction, (title, _) in _TITLES.items():
         chosen = [finding for finding in findings if finding["direction"] == direction]
-        changes = list(dict.fromkeys(finding["change"] for finding in chosen))
-        for start in range(0, len(changes), _LINES):
-            some = changes[start : start + _LINES]
-            drawn = _plot([finding for finding in chosen if finding["change"] in some], some)
-            if drawn is not None:
-                yield section(f"{title}: SQNR along the graph, {', '.join(some)}", drawn)
+        for changes in _with_the_same_groups(chosen):
+            for start in range(0, len(changes), _LINES):
+                some = changes[start : start + _LINES]
+                drawn = _plot([finding for finding in chosen if finding["change"] in some], some)
+                if drawn is not None:
+                    yield section(f"{title}: SQNR along the graph, {', '.join(some)}", drawn)
+
+
+def _with_the_same_groups(findings: Sequence[Document]) -> list[list[str]]:
+    """Changes that were made to the same groups: these can share a plot and lose no group."""
+    groups: dict[str, set[str]] = {}
+    for finding in findings:
+        groups.setdefault(finding["change"], set()).add(finding["group"])
+    alike: dict[frozenset[str], list[str]] = {}
+    for change, members in groups.items():
+        alike.setdefault(frozenset(members), []).append(change)
+    return list(alike.values())
 
 
 def _plot(findings: Sequence[Document], changes: Sequence[str]) -> Markup | None:

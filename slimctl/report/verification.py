@@ -16,6 +16,7 @@ from slimctl.report.page import (
     code,
     join,
     long_table,
+    named,
     number,
     page,
     passed_or_failed,
@@ -25,9 +26,7 @@ from slimctl.report.page import (
 )
 from slimctl.report.words import decibel, share
 
-_STYLE = """
-td code { display: inline-block; min-width: 11.5rem; }
-""".strip()
+STYLE = f"{charts.STYLE}\n{layers.STYLE}"
 
 
 def write_report(path: Path, document: Document) -> None:
@@ -45,30 +44,45 @@ def write_report(path: Path, document: Document) -> None:
 
 def render(document: Document) -> str:
     """The page's text."""
-    nodes = document["nodes"]
-    faults = list(filter(_is_fault, nodes["judgments"]))
-    known = layers.known_layers(nodes["layers"], faults)
-    parts = [
-        _head(document),
+    head = join([tag("h1", document["model"]), tag("div", line(document), class_="dim")])
+    return page(Path(str(document["model"])).name, [head, *sections(document)], style=STYLE)
+
+
+def sections(document: Document) -> list[Markup]:
+    """Everything but the heading."""
+    found = [
+        _passed(document),
         _cards(document),
         _outputs(document),
         _metric(document["metric"]),
-        _runtimes(nodes),
-        layers.graph_section(known) if known else None,
-        _judgments(nodes["judgments"]),
-        layers.table_section(known) if known else None,
-        *layers.histogram_sections(known),
-        _counts(nodes["counts"]),
+        *_looked_inside(document["nodes"]),
     ]
-    title = Path(str(document["model"])).name
-    return page(title, parts, style="\n".join((charts.STYLE, layers.STYLE, _STYLE)))
+    return [named(part for part in found if part is not None)]
 
 
-def _head(document: Document) -> Markup:
+def _looked_inside(nodes: Document | None) -> Iterator[Markup | None]:
+    """What was found node by node, if that was looked for."""
+    if nodes is None:
+        return
+    faults = list(filter(_is_fault, nodes["judgments"]))
+    known = layers.known_layers(nodes["layers"], faults)
+    yield _runtimes(nodes)
+    yield layers.graph_section(known) if known else None
+    yield _judgments(nodes["judgments"])
+    yield layers.table_section(known) if known else None
+    yield from layers.histogram_sections(known)
+    yield _counts(nodes["counts"])
+
+
+def line(document: Document) -> str:
+    """What was compared."""
     reference = document["reference"]
     against = "no reference" if reference is None else f"against {reference}"
-    line = f"{against}, on {document['data'] or 'random inputs'}; {document['integrity']}"
-    parts = [tag("h1", document["model"]), tag("div", line, class_="dim"), _bounds(document)]
+    return f"{against}, on {document['data'] or 'random inputs'}; {document['integrity']}"
+
+
+def _passed(document: Document) -> Markup:
+    parts = [_bounds(document)]
     if document["random_data"]:
         text = "The data are random, so these numbers say little about real inputs."
         parts.append(tag("p", text, class_="warning"))
@@ -89,7 +103,9 @@ def _cards(document: Document) -> Markup:
         metric = document["metric"]
         was = number(metric["reference"])
         shown.append((number(metric["model"]), f"{metric['metric']}, was {was}"))
-    return cards([*shown, *_node_cards(document["nodes"])])
+    if document["nodes"] is not None:
+        shown += _node_cards(document["nodes"])
+    return cards(shown)
 
 
 def _output_cards(document: Document) -> Iterator[tuple[Any, str]]:

@@ -20,3 +20,12 @@ def share(value: float | None) -> str:
     if text == "0.00%" and value > 0:
         return "< 0.01%"
     return "> 99.99%" if text == "100.00%" and value < 1 else text
+
+
+def size(count: float) -> str:
+    """Bytes with the digits that mean something."""
+    for unit in ("B", "kB", "MB"):
+        if count < 999.5:  # more would be rounded to 1e+03
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} GB"

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from slimctl.core.contract import Progress, SilentProgress, Skipped
+from slimctl.core.files import sha256_of_file
 from slimctl.sensitivity.executors import Executor, Local
 from slimctl.sensitivity.journal import Journal, journal_of
 from slimctl.sensitivity.scan import Finding, Scanner, ranked
@@ -35,6 +36,7 @@ class Scan:
         """JSON types only."""
         return {
             "setup": self.setup.facts(),
+            "sha256": sha256_of_file(self.setup.model),
             "samples": self.samples,
             "findings": [found.to_dict() for found in self.findings],
             "skipped": {

@@ -10,6 +10,7 @@ import pytest
 
 from slimctl.core.errors import DamagedError, GateFailedError, OutputError, StoreError
 from slimctl.pipeline.artifact import read_artifact
+from slimctl.recipe import measure
 from slimctl.recipe.resolve import Job
 from slimctl.recipe.run import plan_recipe, run_recipe
 from slimctl.recipe.stored import last_accepted
@@ -187,7 +188,10 @@ def _since(recipe: str) -> str:
     return f"{head}gates:{SINCE}output:{tail}"
 
 
-def test_gates_compare_with_the_last_accepted_version(write_recipe: WriteRecipe) -> None:
+def test_gates_compare_with_the_last_accepted_version(
+    write_recipe: WriteRecipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measure, "LATENCY_SECONDS", 0.5)
     first = run_recipe(write_recipe(_since(RECIPE)))
     assert {gate.gate for gate in first.gates} == {
         f"{name}.last" for name in ("accuracy", "sqnr", "size", "latency", "memory", "placement")

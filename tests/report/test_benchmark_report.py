@@ -84,7 +84,7 @@ def test_curves_lie_where_their_numbers_are() -> None:
     drawn = curve_chart([Curve("a", [(0, 0), (10, 50)])], across="x", up="y")
     points = re.search(r'points="([^"]*)"', drawn)
     assert points is not None
-    assert points[1] == "56.0,264.0 944.0,14.0"  # the corners of the frame
+    assert points[1] == "56.0,266.0 944.0,26.0"  # the corners of the frame
     labels = re.findall(r"<text[^>]*>([^<]*)</text>", drawn)
     assert labels == ["0", "10", "20", "30", "40", "50", "y", "0", "2", "4", "6", "8", "10", "x"]
 
