@@ -33,8 +33,8 @@ def run(artifacts: Artifacts) -> Report:
     report.text(
         f"{SAMPLES} samples, one thread, processor time. 'whole sessions' opens each variant and",
         "runs it on all samples; 'scan' is the default of slimctl sensitivity: it restarts from",
-        "kept tensors and stops sampling when the interval reaches 1.5 dB to either side. Ranks are",
-        "compared by Spearman's correlation with the first row.",
+        "kept tensors and stops sampling when the interval reaches 1.5 dB to either side. Ranks",
+        "are compared by Spearman's correlation with the first row.",
     )
     for network in NETWORKS:
         _network(report, artifacts, network)

@@ -117,9 +117,7 @@ def _selection(work: Work, floating: Collection[str]) -> Selection:
 
 
 class _Mixer:
-    def __init__(
-        self, options: QuantizeStatic, work: Work, built: Built, outcome: Outcome
-    ) -> None:
+    def __init__(self, options: QuantizeStatic, work: Work, built: Built, outcome: Outcome) -> None:
         self._options = options
         self._work = work
         self._context: Context = work.context
