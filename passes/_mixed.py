@@ -262,14 +262,22 @@ class _Mixer:
         return left
 
     def _fitting(self, chosen: frozenset[str], bag: Bag) -> frozenset[str]:
-        """Without the last layers, until what is measured keeps the bound on time."""
+        """The longest beginning of the choice for which what is measured keeps the bound on time.
+
+        Looked for by bisection: a measurement takes seconds.
+        """
         bound = self._bounds.max_latency
         order = [layer for layer in bag.order() if layer in chosen]
-        while bound is not None and order:
-            if self._time_share(frozenset(order)) <= bound:
-                break
-            order.pop()
-        return frozenset(order)
+        if bound is None or not order or self._time_share(chosen) <= bound:
+            return chosen
+        low, high = 0, len(order) - 1
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self._time_share(frozenset(order[:middle])) <= bound:
+                low = middle
+            else:
+                high = middle - 1
+        return frozenset(order[:low])
 
     def _time_share(self, floating: frozenset[str]) -> float:
         built = self._work.build(_selection(self._work, floating))

@@ -118,7 +118,7 @@ def test_lines_come_every_ten_seconds_and_at_the_end() -> None:
     progress = LineProgress(stream, clock=Clock())
     assert list(progress.track(iter(range(7)), total=7, label="calibrate")) == list(range(7))
     lines = stream.getvalue().splitlines()
-    assert lines[0] == "calibrate: 3/7"
+    assert lines[0] == "calibrate: 3/7, 0:00:21 left"  # 4 of 7 at 16 s for 3
     assert lines[-1].startswith("calibrate: done, 7 in ")
 
 
