@@ -34,8 +34,8 @@ from slimctl.targets.check import check_placement
 
 LATENCY_SECONDS = 20.0
 LATENCY_ROUNDS = 30
-LATENCY_ATTEMPTS = 3
-"""A latency gate measures for so long; twice as long where that does not decide, and once more."""
+LATENCY_ATTEMPTS = 2
+"""A latency gate measures for so long, and twice as long again where that does not decide."""
 
 
 @dataclass(frozen=True)
