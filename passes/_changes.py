@@ -65,11 +65,6 @@ class _Kind:
     static: bool = False
 
 
-def change_names() -> tuple[str, ...]:
-    """Examples of every kind, for help and messages."""
-    return _EXAMPLES
-
-
 def check_change(name: str) -> str:
     """The name itself, where there is such a change.
 
