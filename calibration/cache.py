@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from slimctl.calibration.channels import ChannelAxis
 from slimctl.calibration.collect import Statistics
 from slimctl.calibration.histogram import FloatHistogram
+from slimctl.core.cache import cache_folder, cache_key
 from slimctl.core.contract import InputMean, LinearInput
 
 _FORMAT: Final = 2  # raise it whenever entries of older versions must not be read
@@ -33,21 +34,9 @@ _LIMIT_BYTES: Final = 512 * 2**20
 Arrays = dict[str, NDArray[Any]]
 
 
-def cache_folder() -> Path:
-    """``$SLIMCTL_CACHE``, or ``slimctl`` in the user's cache folder."""
-    chosen = os.environ.get("SLIMCTL_CACHE")
-    if chosen:
-        return Path(chosen)
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "slimctl"
-
-
-def cache_key(*parts: str) -> str:
+def statistics_key(*parts: str) -> str:
     """A name for an entry: the hash of everything that it depends on."""
-    digest = hashlib.sha256(f"format {_FORMAT}".encode())
-    for part in parts:
-        digest.update(f"\n{len(part)} {part}".encode())
-    return digest.hexdigest()
+    return cache_key(f"format {_FORMAT}", *parts)
 
 
 class StatisticsCache:

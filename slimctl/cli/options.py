@@ -92,12 +92,46 @@ EvaluationData: TypeAlias = Annotated[
         show_default=False,
     ),
 ]
+TrainingData: TypeAlias = Annotated[
+    str,
+    typer.Option(
+        "--data",
+        metavar="SOURCE",
+        help="Samples to learn from: an npz file, IDX files, a folder of images (with "
+        "--preprocess), a table, hf:NAME#SPLIT or module:function; see docs/training.md.",
+        rich_help_panel=_DATA,
+        show_default=False,
+    ),
+]
+OptionalTrainingData: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--train-data",
+        metavar="SOURCE",
+        help="Samples to learn from, where the options say that something is trained; the "
+        "calibration data when it is not given.",
+        rich_help_panel=_DATA,
+        show_default=False,
+    ),
+]
+JudgingData: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--eval-data",
+        metavar="SOURCE",
+        help="Other labeled samples: after each epoch --metric is measured on them, and the best "
+        "weights are kept.",
+        rich_help_panel=_DATA,
+        show_default=False,
+    ),
+]
 Metric: TypeAlias = Annotated[
     str,
     typer.Option(
         "--metric",
         metavar="METRIC",
-        help="What is measured on --data: a name from 'slimctl eval --list', or module:function.",
+        help="What is measured on the evaluation data: a name from 'slimctl eval --list', or "
+        "module:function.",
         rich_help_panel=_DATA,
         autocompletion=complete_metric,
     ),

@@ -27,6 +27,15 @@ _EVALUATION: dict[str, tuple[Any, Any]] = {
     "data": (options.EvaluationData, None),
     "metric": (options.Metric, "top1"),
 }
+_MAY_TRAIN: dict[str, tuple[Any, Any]] = {"train_data": (options.OptionalTrainingData, None)}
+_TRAINING: dict[str, tuple[Any, Any]] = {
+    "data": (options.TrainingData, inspect.Parameter.empty),
+    "eval_data": (options.JudgingData, None),
+    "metric": (options.Metric, "top1"),
+    "samples": (options.Samples, None),
+    "preprocess": (options.Preprocess, None),
+    "skip_bad_samples": (options.SkipBadSamples, False),
+}
 _COMMON = {
     "target": (options.TargetName, "cpu"),
     "seed": (options.Seed, 0),
@@ -53,24 +62,33 @@ def _function(kind: type[Pass], summary: str) -> Callable[..., None]:
         _run(kind, values)
 
     required = inspect.Parameter.empty
-    data: dict[str, tuple[Any, Any]] = {}
-    if kind.needs_data or kind.uses_data:
-        data |= _DATA
-    if kind.needs_data:
-        data |= _CACHE
-    if kind.uses_metric:
-        data |= _EVALUATION
     command.__signature__ = inspect.Signature(  # type: ignore[attr-defined]  # functions take it, typeshed does not list it
         [
             _parameter("model", options.Model, required),
             _parameter("output", options.OutputPath, required),
-            *(_parameter(key, kind_, default) for key, (kind_, default) in data.items()),
+            *(_parameter(key, kind_, default) for key, (kind_, default) in _data(kind).items()),
             *pass_parameters(kind),
             *(_parameter(key, kind_, default) for key, (kind_, default) in _COMMON.items()),
         ]
     )
     command.__doc__ = summary
     return command
+
+
+def _data(kind: type[Pass]) -> dict[str, tuple[Any, Any]]:
+    """Options about data, as far as the pass looks at data."""
+    if kind.trains:
+        return _TRAINING
+    data: dict[str, tuple[Any, Any]] = {}
+    if kind.needs_data or kind.uses_data:
+        data |= _DATA
+    if kind.needs_data:
+        data |= _CACHE
+    if kind.may_train:
+        data |= _MAY_TRAIN
+    if kind.uses_metric:
+        data |= _EVALUATION
+    return data
 
 
 def _parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:
@@ -89,8 +107,7 @@ def _run(kind: type[Pass], values: Mapping[str, Any]) -> None:
         [build_pass(kind, values)],
         output=values["output"],
         target=values["target"],
-        calibration=_calibration(values),
-        evaluation=_evaluation(values),
+        **_sources(kind, values),
         seed=values["seed"],
         threads=values["threads"],
         force=values["force"],
@@ -101,25 +118,48 @@ def _run(kind: type[Pass], values: Mapping[str, Any]) -> None:
     output.result(run_document(result), list(run_blocks(result, everything=values["verbose"])))
 
 
-def _calibration(values: Mapping[str, Any]) -> DataSpec | None:
+_LOOKED_AT = 64
+"""Training samples on which steps are checked."""
+
+
+def _sources(kind: type[Pass], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Data by what they are for."""
+    if not kind.trains:
+        found = {
+            "calibration": _samples(values, values.get("calib")),
+            "training": _samples(values, values.get("train_data")),
+            "evaluation": _evaluation(values, values.get("data")),
+        }
+    else:
+        training = _samples(values, values["data"])
+        assert training is not None, "the option is required"
+        few = min(training.samples or _LOOKED_AT, _LOOKED_AT)
+        found = {
+            "calibration": training.model_copy(update={"samples": few}),
+            "training": training,
+            "evaluation": _evaluation(values, values["eval_data"]),
+        }
+    return {name: spec for name, spec in found.items() if spec is not None}
+
+
+def _samples(values: Mapping[str, Any], source: str | None) -> DataSpec | None:
     from slimctl.recipe.schema import DataSpec
 
-    if values.get("calib") is None:
+    if source is None:
         return None
     return DataSpec(
-        source=values["calib"],
+        source=source,
         samples=values["samples"],
-        batch_size=values["batch_size"],
+        # Where a pass has an option of that name, it says how many samples make a step.
+        batch_size=None if values.get("epochs") else values.get("batch_size"),
         preprocess=values["preprocess"],
         skip_bad_samples=values["skip_bad_samples"],
     )
 
 
-def _evaluation(values: Mapping[str, Any]) -> EvaluationSpec | None:
+def _evaluation(values: Mapping[str, Any], source: str | None) -> EvaluationSpec | None:
     from slimctl.recipe.schema import EvaluationSpec
 
-    if values.get("data") is None:
+    if source is None:
         return None
-    return EvaluationSpec(
-        source=values["data"], preprocess=values["preprocess"], metric=values["metric"]
-    )
+    return EvaluationSpec(source=source, preprocess=values["preprocess"], metric=values["metric"])

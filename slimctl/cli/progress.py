@@ -5,12 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, TextIO, TypeVar
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bars
 
-    from slimctl.core.contract import Progress
+    from slimctl.core.contract import Label, Progress
+
+_T = TypeVar("_T")
 
 SECONDS_BETWEEN_LINES = 10.0
 """A log of a one-hour run stays readable, and a continuous-integration job shows signs of life."""
@@ -23,7 +25,7 @@ class LineProgress:
         self._stream = stream
         self._clock = clock
 
-    def track(self, items: Iterator[Any], *, total: int | None, label: str) -> Iterator[Any]:
+    def track(self, items: Iterator[_T], *, total: int | None, label: Label) -> Iterator[_T]:
         """Yields the items and reports how many have passed."""
         start = last = self._clock()
         done = 0
@@ -32,11 +34,15 @@ class LineProgress:
             done += 1
             if self._clock() - last >= SECONDS_BETWEEN_LINES:
                 last = self._clock()
-                self._say(f"{label}: {done}{_of(total, done, last - start)}")
-        self._say(f"{label}: done, {done} in {self._clock() - start:.1f} s")
+                self._say(f"{_text(label)}: {done}{_of(total, done, last - start)}")
+        self._say(f"{_text(label)}: done, {done} in {self._clock() - start:.1f} s")
 
     def _say(self, text: str) -> None:
         print(text, file=self._stream, flush=True)
+
+
+def _text(label: Label) -> str:
+    return label if isinstance(label, str) else label()
 
 
 def _of(total: int | None, done: int, seconds: float) -> str:
@@ -54,7 +60,7 @@ class BarProgress:
         self._stream = stream
         self._bars: Bars | None = None
 
-    def track(self, items: Iterator[Any], *, total: int | None, label: str) -> Iterator[Any]:
+    def track(self, items: Iterator[_T], *, total: int | None, label: Label) -> Iterator[_T]:
         """Yields the items and moves a bar."""
         if self._bars is not None:
             yield from self._advance(self._bars, items, total, label)
@@ -67,11 +73,11 @@ class BarProgress:
             self._bars = None
 
     @staticmethod
-    def _advance(bars: Bars, items: Iterator[Any], total: int | None, label: str) -> Iterator[Any]:
-        task = bars.add_task(label, total=total)
+    def _advance(bars: Bars, items: Iterator[_T], total: int | None, label: Label) -> Iterator[_T]:
+        task = bars.add_task(_text(label), total=total)
         for item in items:
             yield item
-            bars.advance(task)
+            bars.update(task, advance=1, description=_text(label))
         bars.remove_task(task)
 
 

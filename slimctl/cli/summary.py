@@ -135,6 +135,8 @@ def _facts(result: RunResult) -> Iterator[tuple[str, str]]:
             yield record.step.name, options
     if manifest.calibration is not None:
         yield "calibration", _calibration(manifest)
+    if manifest.training is not None:
+        yield "training", f"{manifest.training['samples']} samples of {manifest.training['source']}"
     before, after = manifest.source.size_bytes, manifest.model.size_bytes
     yield (
         "size",

@@ -91,10 +91,14 @@ class PassReport:
     facts: Mapping[str, Any] = field(default_factory=dict)
 
 
+Label: TypeAlias = str | Callable[[], str]
+"""What work is called; a function when that changes while it runs, such as a loss."""
+
+
 class Progress(Protocol):
     """Where long work says how far it is. The command line draws it; elsewhere it is silent."""
 
-    def track(self, items: Iterator[Any], *, total: int | None, label: str) -> Iterator[Any]:
+    def track(self, items: Iterator[_T], *, total: int | None, label: Label) -> Iterator[_T]:
         """Yields the items and reports each."""
         ...
 
@@ -102,10 +106,51 @@ class Progress(Protocol):
 class SilentProgress:
     """Progress that nobody watches."""
 
-    def track(self, items: Iterator[Any], *, total: int | None, label: str) -> Iterator[Any]:
+    def track(self, items: Iterator[_T], *, total: int | None, label: Label) -> Iterator[_T]:
         """Yields the items and says nothing."""
         del total, label
         return items
+
+
+class TrainingBatch(Protocol):
+    """Some samples and their labels; see :class:`slimctl.data.batch.Batch`."""
+
+    @property
+    def feeds(self) -> Feeds:
+        """One array per model input."""
+        ...
+
+    @property
+    def labels(self) -> NDArray[Any] | None:
+        """One per sample along axis 0; None when there are none."""
+        ...
+
+    @property
+    def first(self) -> int:
+        """Number of the first sample."""
+        ...
+
+    @property
+    def size(self) -> int:
+        """Number of samples."""
+        ...
+
+
+class TrainingData(Protocol):
+    """What a model learns from."""
+
+    @property
+    def sample_count(self) -> int | None:
+        """How many samples there are at most; None when only reading tells."""
+        ...
+
+    def batches(self) -> Iterator[TrainingBatch]:
+        """A new pass over the data, always the same."""
+        ...
+
+    def content_hash(self) -> str:
+        """The same for equal samples."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -284,6 +329,19 @@ class Context(Protocol):
         """
         ...
 
+    def training_data(self) -> TrainingData:
+        """What a model learns from: the training data, or the calibration data without.
+
+        Raises:
+            SourceError: There are neither.
+        """
+        ...
+
+    @property
+    def threads(self) -> int:
+        """Threads of what runs models; 0 lets it decide."""
+        ...
+
     def example(self) -> Feeds | None:
         """Inputs that the model takes: the first calibration batch, or random without data.
 
@@ -345,6 +403,10 @@ class Pass(BaseModel):
     """Looks at the metric that the run is judged by."""
     uses_data: ClassVar[bool] = False
     """Works without calibration data, and better with them."""
+    trains: ClassVar[bool] = False
+    """Learns from training data; see :meth:`requires_training`."""
+    may_train: ClassVar[bool] = False
+    """Stands for a chain in which a pass may train."""
     after: ClassVar[frozenset[str]] = frozenset()
     """Passes of which one must stand earlier in the chain; the reference is the model before it."""
     not_after: ClassVar[frozenset[str]] = frozenset()
@@ -357,6 +419,10 @@ class Pass(BaseModel):
     def requires_data(self) -> bool:
         """Whether this step, with its options, cannot do without calibration data."""
         return self.needs_data
+
+    def requires_training(self) -> bool:
+        """Whether this step, with its options, learns from data."""
+        return self.trains
 
     def resolve(self, target: Target) -> Self:
         """An equal pass with every default that the target decides made explicit."""

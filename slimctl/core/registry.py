@@ -55,6 +55,9 @@ BUILT_IN: dict[str, Entry] = {
         "Remove the least important channels and what depends on them",
         command=True,
     ),
+    "finetune": Entry(
+        "slimctl.passes.finetune:Finetune", "Train the weights of a graph on labels", command=True
+    ),
     "equalize": Entry(
         "slimctl.passes.equalize:Equalize",
         "Make the channels of a tensor equally strong before quantization",

@@ -130,7 +130,12 @@ def _metrics(manifest: Manifest) -> Iterator[dict[str, str]]:
 
 
 def _data(manifest: Manifest) -> Iterator[dict[str, Any]]:
-    for role, facts in (("calibration", manifest.calibration), ("evaluation", manifest.evaluation)):
+    data = {
+        "calibration": manifest.calibration,
+        "training": manifest.training,
+        "evaluation": manifest.evaluation,
+    }
+    for role, facts in data.items():
         if facts is not None:
             yield {
                 "type": "data",

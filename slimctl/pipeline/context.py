@@ -22,7 +22,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from slimctl import __version__
-from slimctl.calibration.cache import StatisticsCache, cache_key
+from slimctl.calibration.cache import StatisticsCache, statistics_key
 from slimctl.calibration.channels import ChannelAxis
 from slimctl.calibration.collect import Statistics, collect
 from slimctl.calibration.thresholds import choose
@@ -38,6 +38,7 @@ from slimctl.core.contract import (
     RangeRequest,
     SampleSet,
     SilentProgress,
+    TrainingData,
 )
 from slimctl.core.cpu import available_cores
 from slimctl.core.errors import SourceError
@@ -137,6 +138,7 @@ class PipelineContext:
         seed: Seed of everything random.
         progress: Where to say how far the work is.
         data: Calibration data, None when none were given.
+        training: Data that models learn from, None when none were given.
         threads: Threads of onnxruntime; 0 lets it decide.
         use_cache: Whether the calibration cache is read and filled.
         measure: Measures the metric that the run is judged by, None when there is none.
@@ -149,6 +151,7 @@ class PipelineContext:
     seed: int = 0
     progress: Progress = field(default_factory=SilentProgress)
     data: DataSource | None = None
+    training: DataSource | None = None
     threads: int = 0
     use_cache: bool = True
     measure: Callable[[ir.Model], Score] | None = None
@@ -349,6 +352,17 @@ class PipelineContext:
         batches = self.data.batches() if self.data is not None else ()
         return next((batch.feeds for batch in batches), self.random)
 
+    def training_data(self) -> TrainingData:
+        """The training data, or the calibration data without.
+
+        Raises:
+            SourceError: There are neither.
+        """
+        found = self.training or self.data
+        if found is None:
+            raise SourceError("none", "There are no training data", fix="give --data SOURCE")
+        return found
+
     def metric(self, model: ir.Model) -> float | None:
         """The metric of the run, such that more is better; None when the run has none."""
         if self.measure is None:
@@ -450,7 +464,7 @@ class PipelineContext:
         if not self.use_cache:
             return self._collected(model, data, missing)
         cache = StatisticsCache()
-        key = cache_key(
+        key = statistics_key(
             digest,
             data.content_hash(),
             __version__,  # what is measured, and how, may change with a release

@@ -219,6 +219,7 @@ class Manifest(ManifestPart):
         seed: Of everything random.
         steps: What was done.
         calibration: The data that passes looked at, and what was collected from them.
+        training: The data that the model learned from.
         evaluation: The data that the result was judged with.
         uncalibrated: The calibration data were random: accuracy means nothing.
         results: The result against the original.
@@ -236,6 +237,7 @@ class Manifest(ManifestPart):
     seed: int
     steps: tuple[StepFacts, ...]
     calibration: dict[str, Any] | None = None
+    training: dict[str, Any] | None = None
     evaluation: dict[str, Any] | None = None
     uncalibrated: bool = False
     results: Results

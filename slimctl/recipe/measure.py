@@ -47,6 +47,7 @@ class Bench:
         path: The original's file.
         model: The original.
         calibration: Data that steps may look at.
+        training: Data that models learn from.
         evaluation: Data that the result is judged with.
         progress: Where to say how far the work is.
     """
@@ -55,6 +56,7 @@ class Bench:
     path: Path
     model: ir.Model
     calibration: DataSource | None
+    training: DataSource | None
     evaluation: DataSource | None
     progress: Progress
 
@@ -69,8 +71,9 @@ def open_bench(job: Job, path: Path, progress: Progress) -> Bench:
     model = load_model(path)
     if job.gates.verify is not None:
         Runtime(model)  # raises where it has no function for an operator
-    calibration = _open(job.calibration, model, job.seed)
-    return Bench(job, path, model, calibration, _open(job.evaluation, model, job.seed), progress)
+    specs = (job.calibration, job.training, job.evaluation)
+    calibration, training, evaluation = (_open(spec, model, job.seed) for spec in specs)
+    return Bench(job, path, model, calibration, training, evaluation, progress)
 
 
 def _open(spec: DataSpec | None, model: ir.Model, seed: int) -> DataSource | None:

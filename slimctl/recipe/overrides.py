@@ -18,7 +18,7 @@ _PATHS: frozenset[Place] = frozenset({("model",), ("output", "store"), ("output"
 
 _PATHS_OR_NAMES: frozenset[Place] = frozenset(
     ("data", part, key)
-    for part in ("calibration", "evaluation")
+    for part in ("calibration", "training", "evaluation")
     for key in ("source", "preprocess")
 ) | {("target",)}
 """Values that may name a place on disk."""

@@ -35,6 +35,7 @@ def manifest_of(
     job, done = bench.job, found.done
     used = any(step.requires_data() or step.uses_data for step in job.steps)
     calibration = bench.calibration if used else None
+    training = bench.training if any(step.requires_training() for step in job.steps) else None
     run = facts.this_run(job.threads).model_copy(
         update={
             "seconds": {name: round(value, 3) for name, value in seconds.items()},
@@ -52,6 +53,7 @@ def manifest_of(
         seed=job.seed,
         steps=tuple(facts.step_facts(record) for record in done.records),
         calibration=_description(calibration),
+        training=_description(training),
         evaluation=_description(bench.evaluation),
         uncalibrated=calibration is not None and calibration.uncalibrated,
         results=_results(found, proof, gates),

@@ -39,6 +39,7 @@ class Job:
         seed: Seed of everything random.
         threads: Threads of onnxruntime; 0 lets it decide.
         calibration: Data that passes may look at.
+        training: Data that models learn from.
         evaluation: Data that gates judge with.
         gates: Bounds on the result.
         output: An ``.onnx`` file or an artifact folder; with a ledger in a folder, that of the
@@ -56,6 +57,7 @@ class Job:
     seed: int = 0
     threads: int = 0
     calibration: DataSpec | None = None
+    training: DataSpec | None = None
     evaluation: EvaluationSpec | None = None
     gates: Gates = field(default_factory=Gates)
     output: Path | None = None
@@ -84,6 +86,7 @@ def resolve_recipe(parsed: ParsedRecipe) -> Job:
         seed=recipe.seed,
         threads=recipe.threads,
         calibration=locate_data(recipe.data.calibration, folder),
+        training=locate_data(recipe.data.training, folder),
         evaluation=locate_data(recipe.data.evaluation, folder),
         gates=recipe.gates,
         output=_output(recipe.output, recipe.name, folder),
@@ -110,6 +113,12 @@ def check_complete(parsed: ParsedRecipe) -> None:
                 ("steps", index),
                 f"Step '{step.name}' needs calibration data",
                 _add_data("calibration", "PATH"),
+            )
+        if step.requires_training() and not (recipe.data.training or recipe.data.calibration):
+            raise parsed.places.error(
+                ("steps", index),
+                f"Step '{step.name}' needs training data",
+                _add_data("training", "PATH"),
             )
     _check_gates(parsed)
 
@@ -230,7 +239,11 @@ def lock(job: Job, folder: Path) -> str:
     document["threads"] = job.threads
     document["data"] = {
         part: _lock_data(spec, folder)
-        for part, spec in (("calibration", job.calibration), ("evaluation", job.evaluation))
+        for part, spec in (
+            ("calibration", job.calibration),
+            ("training", job.training),
+            ("evaluation", job.evaluation),
+        )
         if spec is not None
     }
     document["steps"] = explicit_steps(job.steps)

@@ -140,6 +140,7 @@ def run_passes(
     output: Path,
     target: str = "cpu",
     calibration: DataSpec | None = None,
+    training: DataSpec | None = None,
     evaluation: EvaluationSpec | None = None,
     seed: int = 0,
     threads: int = 0,
@@ -156,6 +157,7 @@ def run_passes(
         output: An ``.onnx`` file or an artifact folder.
         target: Execution-provider profile, a name or a file.
         calibration: Data that the steps may look at.
+        training: Data that models learn from.
         evaluation: Data and metric to judge the result with.
         seed: Of everything random.
         threads: Threads of onnxruntime; 0 lets it decide.
@@ -181,6 +183,7 @@ def run_passes(
         seed=seed,
         threads=threads,
         calibration=locate_data(calibration, here),
+        training=locate_data(training, here),
         evaluation=locate_data(evaluation, here),
         output=None if dry_run else output,
     )
@@ -213,6 +216,7 @@ def run_job(
             seed=job.seed,
             progress=bench.progress,
             data=bench.calibration,
+            training=bench.training,
             threads=job.threads,
             use_cache=use_cache,
         )

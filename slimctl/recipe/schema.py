@@ -47,6 +47,9 @@ class Data(RecipePart):
     """The data of a recipe."""
 
     calibration: DataSpec | None = Field(None, description="Samples that passes may look at.")
+    training: DataSpec | None = Field(
+        None, description="Samples that models learn from; the calibration samples when absent."
+    )
     evaluation: EvaluationSpec | None = Field(None, description="Samples that gates judge with.")
 
 
@@ -235,7 +238,9 @@ class Recipe(RecipePart):
     target: str = Field("cpu", description="Execution-provider profile, or a YAML file with one.")
     seed: int = Field(0, ge=0, description="Seed of everything random.")
     threads: int = Field(0, ge=0, description="Threads of onnxruntime; 0 lets it decide.")
-    data: Data = Field(default_factory=Data, description="Calibration and evaluation data.")
+    data: Data = Field(
+        default_factory=Data, description="Calibration, training and evaluation data."
+    )
     steps: tuple[StepSpec, ...] = Field(min_length=1, description="The chain of passes, in order.")
     gates: Gates = Field(default_factory=Gates, description="Bounds that the result must keep.")
     output: OutputSpec | None = Field(None, description="Where the result goes.")

@@ -219,8 +219,12 @@ def _latency(document: Document) -> Markup | None:
 def _data(document: Document) -> Markup | None:
     parts = [
         section(f"{title} data", _facts(document[key]))
-        for key, title in (("calibration", "Calibration"), ("evaluation", "Evaluation"))
-        if document[key]
+        for key, title in (
+            ("calibration", "Calibration"),
+            ("training", "Training"),
+            ("evaluation", "Evaluation"),
+        )
+        if document.get(key)
     ]
     return join(parts) if parts else None
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from slimctl import __version__
-from slimctl.calibration.cache import cache_folder, cache_key
+from slimctl.core.cache import cache_folder, cache_key
 from slimctl.graph.session import onnxruntime_version
 from slimctl.sensitivity.scan import Finding, Scanner
 from slimctl.sensitivity.setup import Task

@@ -69,6 +69,7 @@ def changes_between(before: Mapping[str, Any], after: Mapping[str, Any]) -> list
         *_steps(before["steps"], after["steps"]),
         *_values("seed", before["seed"], after["seed"]),
         *_data("calibration", before, after),
+        *_data("training", before, after),
         *_data("evaluation", before, after),
         *_gates(before, after),
         *_mappings("versions", before["versions"], after["versions"]),
@@ -122,7 +123,7 @@ def _steps(before: Sequence[Any], after: Sequence[Any]) -> Iterator[Change]:
 
 def _data(part: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[Change]:
     place = f"data.{part}"
-    for change in _mappings(place, before[part] or {}, after[part] or {}):
+    for change in _mappings(place, before.get(part) or {}, after.get(part) or {}):
         shortened = (_shortened(change.before), _shortened(change.after))
         yield Change(change.path, *shortened, thing=place)
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from slimctl.core.errors import ModelExecutionError, UnsupportedModelError
 from slimctl.graph.edit import attribute_graphs, const_tensor
-from slimctl.graph.opset import raise_opset
+from slimctl.training.branches import flat_graph
 from slimctl.training.operator import Call, Operator
 from slimctl.training.table import OPERATORS, OPSET
 from slimctl.training.tensors import TYPES, to_torch
@@ -43,25 +43,27 @@ class TorchGraph:
     Tensors have the names that they have in the model.
 
     Attributes:
-        model: The model, raised to the operator set that is implemented.
+        model: The model, raised to the operator set that is implemented, branches that are always
+            taken in place of their If nodes.
         constants: Initializers, and what Constant nodes hold, as tensors of their own.
 
     Args:
         model: Not changed.
+        remedy: What a user can do instead, where it cannot run.
 
     Raises:
         UnsupportedModelError: There is no function for an operator or for a form of it; names the
             node. Nothing has run by then.
     """
 
-    def __init__(self, model: ir.Model) -> None:
-        self.model = raise_opset(model, OPSET)
+    def __init__(self, model: ir.Model, remedy: str = "use another --importance") -> None:
+        self.model = flat_graph(model, OPSET)
         for value in self.model.graph.inputs:
-            _check_type(value, value.dtype)
+            _check_type(value, value.dtype, remedy)
         computed = [node for node in self.model.graph if not _is_constant(node)]
-        calls = [_called(node) for node in computed]
+        calls = [_called(node, model, remedy) for node in computed]
         self.constants = {
-            value.name or "": _stored(value)
+            value.name or "": _stored(value, remedy)
             for value in (*self.model.graph.initializers.values(), *_constants(self.model.graph))
             if value.uses() or value.is_graph_output()
         }
@@ -85,21 +87,44 @@ class TorchGraph:
         Raises:
             ModelExecutionError: The inputs do not fit; names the node.
         """
+        given = {name: to_torch(array) for name, array in feeds.items()}
+        return self.execute({**self.constants, **given}, keep, leaves=True)
+
+    def execute(
+        self, held: Mapping[str, Tensor], keep: Collection[str], *, leaves: bool = False
+    ) -> dict[str, Tensor]:
+        """Runs the graph once on tensors.
+
+        Args:
+            held: Inputs and constants by name.
+            keep: Names of the tensors to give back.
+            leaves: Gradients can be taken by each of them, constants included.
+
+        Returns:
+            The tensors by name.
+
+        Raises:
+            ModelExecutionError: The inputs do not fit; names the node.
+        """
         wanted = set(keep)
-        held: dict[str, Tensor] = {}
-        for name, tensor in self.constants.items():
-            held[name] = _differentiable(tensor) if name in wanted else tensor
-        for name, array in feeds.items():
-            tensor = to_torch(array)
-            held[name] = _differentiable(tensor) if name in wanted else tensor
+        marked = wanted if leaves else frozenset[str]()
+        known = {
+            name: _differentiable(tensor) if name in marked else tensor
+            for name, tensor in held.items()
+        }
         for step in self._steps:
-            results = _computed(step, [held[name] if name else None for name in step.inputs])
+            results = _computed(step, [known[name] if name else None for name in step.inputs])
             for name, tensor in zip(step.outputs, results, strict=False):
-                held[name] = _differentiable(tensor) if name in wanted else tensor
+                known[name] = _differentiable(tensor) if name in marked else tensor
             for name in step.done:
                 if name not in wanted:
-                    held.pop(name, None)
-        return {name: held[name] for name in keep}
+                    known.pop(name, None)
+        return {name: known[name] for name in keep}
+
+    def set_training(self, training: bool) -> None:
+        """Whether operators do as in training: normalize by the statistics of the batch."""
+        for step in self._steps:
+            step.call.training = training
 
 
 def _computed(step: _Step, inputs: list[Tensor | None]) -> tuple[Tensor, ...]:
@@ -137,19 +162,19 @@ def _constants(graph: ir.Graph) -> list[ir.Value]:
     return [node.outputs[0] for node in graph if _is_constant(node)]
 
 
-def _stored(value: ir.Value) -> Tensor:
+def _stored(value: ir.Value, remedy: str) -> Tensor:
     tensor = value.const_value if value.is_initializer() else const_tensor(value)
-    _check_type(value, None if tensor is None else tensor.dtype)
+    _check_type(value, None if tensor is None else tensor.dtype, remedy)
     assert tensor is not None, "it has a type"
     return to_torch(tensor.numpy())
 
 
-def _check_type(value: ir.Value, kind: ir.DataType | None) -> None:
+def _check_type(value: ir.Value, kind: ir.DataType | None, remedy: str) -> None:
     if kind not in TYPES:
         raise UnsupportedModelError(
             f"Tensors of {'an unknown type' if kind is None else kind.name} cannot run in torch",
             where=f"tensor '{value.name}'",
-            fix="use another --importance",
+            fix=remedy,
         )
 
 
@@ -165,24 +190,31 @@ def _last_readers(nodes: list[ir.Node]) -> dict[ir.Node, tuple[str, ...]]:
     return {node: tuple(names) for node, names in found.items()}
 
 
-def _called(node: ir.Node) -> tuple[Call, Operator]:
-    """A node and what computes it."""
-    operator = OPERATORS.get(node.op_type) if node.domain in _OWN_DOMAINS else None
-    if any(attribute_graphs(node)):
-        raise _unsupported(node, "it runs a graph of its own")
-    if operator is None:
-        raise _unsupported(node, "there is no function for this operator")
+def _called(node: ir.Node, model: ir.Model, remedy: str) -> tuple[Call, Operator]:
+    """A node and what computes it.
+
+    Raises:
+        UnsupportedModelError: Nothing does; names the operator with the version that the model has.
+    """
+    own = node.domain in _OWN_DOMAINS
+    operator = OPERATORS.get(node.op_type) if own else None
     call = Call(node)
-    objection = operator.objection(call)
-    if objection:
-        raise _unsupported(node, objection)
-    return call, operator
-
-
-def _unsupported(node: ir.Node, reason: str) -> UnsupportedModelError:
-    domain = f"{node.domain}::" if node.domain not in _OWN_DOMAINS else ""
-    return UnsupportedModelError(
-        f"{domain}{node.op_type} cannot run in torch here: {reason}",
+    other = "add the operator to slimctl/training: one function"
+    if any(attribute_graphs(node)):
+        reason = "it runs a graph of its own"
+        if node.op_type == "If":
+            reason = "which branch it takes depends on the inputs of the model"
+            other = "export the model for one of its branches"
+    elif operator is None:
+        reason = "there is no function for this operator"
+    else:
+        reason = operator.objection(call)
+        if not reason:
+            return call, operator
+    name = node.op_type if own else f"{node.domain}::{node.op_type}"
+    version = model.opset_imports.get("" if own else node.domain, 0)
+    raise UnsupportedModelError(
+        f"{name} of operator set {version} cannot run in torch: {reason}",
         where=f"node '{node.name}'",
-        fix="use another --importance, or add the operator to slimctl/training: one function",
+        fix=f"{remedy}, or {other}",
     )

@@ -18,10 +18,12 @@ class Call:
     Attributes:
         node: The node.
         outputs: How many outputs somebody reads, counted to the last of them.
+        training: Whether statistics of batches are learned rather than used.
     """
 
     def __init__(self, node: ir.Node) -> None:
         self.node = node
+        self.training = False
         read = [i for i, v in enumerate(node.outputs) if v.uses() or v.is_graph_output()]
         self.outputs = max(read, default=0) + 1
         self._attributes = {name: attribute.value for name, attribute in node.attributes.items()}

@@ -4,15 +4,26 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from slimctl.training.operator import Call, Operator, only
 
 
 def _batch_normalization(call: Call, x: Tensor, *of_channels: Tensor) -> Tensor:
-    """X [N, C, ...]; scale, bias, mean and variance [C]"""
+    """X [N, C, ...]; scale, bias, mean and variance [C].
+
+    In training, the statistics are those of the batch, and ``mean`` and ``variance`` follow them.
+    """
+    epsilon = call.attribute("epsilon", 1e-5)
+    if call.training:
+        scale, bias, mean, variance = of_channels
+        kept = call.attribute("momentum", 0.9)  # in torch, what is new counts
+        return functional.batch_norm(
+            x, mean, variance, scale, bias, training=True, momentum=1.0 - kept, eps=epsilon
+        )
     shape = (-1, *(1,) * (x.ndim - 2))
     scale, bias, mean, variance = (parameter.reshape(shape) for parameter in of_channels)
-    factor = scale * torch.rsqrt(variance + call.attribute("epsilon", 1e-5))
+    factor = scale * torch.rsqrt(variance + epsilon)
     return x * factor + (bias - mean * factor)
 
 
