@@ -37,7 +37,8 @@ def load(part: str) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
     return images, labels.astype(np.int64)
 
 
-def _unit(inputs: int, outputs: int, kernel: int, stride: int = 1, groups: int = 1) -> list[Any]:
+def unit(inputs: int, outputs: int, kernel: int, stride: int = 1, groups: int = 1) -> list[Any]:
+    """A convolution and its normalization."""
     convolution = nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, groups=groups, bias=False)
     return [convolution, nn.BatchNorm2d(outputs)]
 
@@ -48,10 +49,10 @@ class BasicBlock(nn.Module):
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
         self.body = nn.Sequential(
-            *_unit(inputs, outputs, 3, stride), nn.ReLU(), *_unit(outputs, outputs, 3)
+            *unit(inputs, outputs, 3, stride), nn.ReLU(), *unit(outputs, outputs, 3)
         )
         same = stride == 1 and inputs == outputs
-        self.shortcut = nn.Identity() if same else nn.Sequential(*_unit(inputs, outputs, 1, stride))
+        self.shortcut = nn.Identity() if same else nn.Sequential(*unit(inputs, outputs, 1, stride))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[N, C, H, W] -> [N, C', H', W']"""
@@ -66,11 +67,11 @@ class InvertedResidual(nn.Module):
         super().__init__()
         wide = inputs * expansion
         self.body = nn.Sequential(
-            *_unit(inputs, wide, 1),
+            *unit(inputs, wide, 1),
             nn.ReLU6(),
-            *_unit(wide, wide, 3, stride, groups=wide),
+            *unit(wide, wide, 3, stride, groups=wide),
             nn.ReLU6(),
-            *_unit(wide, outputs, 1),
+            *unit(wide, outputs, 1),
         )
         self.residual = stride == 1 and inputs == outputs
 
@@ -80,7 +81,9 @@ class InvertedResidual(nn.Module):
         return x + y if self.residual else y
 
 
-class _Head(nn.Module):
+class Head(nn.Module):
+    """The mean over positions, and a linear layer."""
+
     def __init__(self, channels: int) -> None:
         super().__init__()
         self.linear = nn.Linear(channels, CLASSES)
@@ -93,7 +96,7 @@ class _Head(nn.Module):
 def resnet() -> nn.Module:
     """A ResNet of six basic blocks."""
     return nn.Sequential(
-        *_unit(1, 32, 3, 2),
+        *unit(1, 32, 3, 2),
         nn.ReLU(),
         BasicBlock(32, 32, 1),
         BasicBlock(32, 32, 1),
@@ -101,14 +104,14 @@ def resnet() -> nn.Module:
         BasicBlock(64, 64, 1),
         BasicBlock(64, 128, 2),
         BasicBlock(128, 128, 1),
-        _Head(128),
+        Head(128),
     )
 
 
 def mobilenet() -> nn.Module:
     """A MobileNetV2 of seven inverted residuals."""
     return nn.Sequential(
-        *_unit(1, 24, 3, 2),
+        *unit(1, 24, 3, 2),
         nn.ReLU6(),
         InvertedResidual(24, 24, 1),
         InvertedResidual(24, 40, 2),
@@ -117,9 +120,9 @@ def mobilenet() -> nn.Module:
         InvertedResidual(40, 80, 2),
         InvertedResidual(80, 80, 1),
         InvertedResidual(80, 80, 1),
-        *_unit(80, 320, 1),
+        *unit(80, 320, 1),
         nn.ReLU6(),
-        _Head(320),
+        Head(320),
     )
 
 

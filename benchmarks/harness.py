@@ -107,7 +107,7 @@ class Report:
         body = "\n".join(self.lines).rstrip()
         text = f"{self.title}\n{'=' * len(self.title)}\n\n{machine()}\n\n{body}\n"
         path = RESULTS / f"{self.name}.txt"
-        path.parent.mkdir(exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
         if not quiet:
             print(text, flush=True)

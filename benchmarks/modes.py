@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -233,19 +234,26 @@ def _measure(report: Report, key: str, folder: Path) -> None:
         report.text()
 
 
-def run(artifacts: Artifacts) -> Report:
-    """Every mode on every model of the zoo."""
-    report = Report("modes", "Modes of quantization on real models")
+def run(artifacts: Artifacts, only: str = "") -> Iterator[Report]:
+    """Every mode on every model of the zoo, one report for each: all take more than an hour.
+
+    Args:
+        artifacts: Networks and data.
+        only: Key of the only model to look at.
+    """
     folder = artifacts.workload.folder / "modes"
     folder.mkdir(exist_ok=True)
+    for key in [only] if only else MODELS:
+        yield _report(key, folder)
+
+
+def _report(key: str, folder: Path) -> Report:
+    report = Report(f"modes/{key}", "Modes of quantization on a real model")
     report.text(
         f"{CALIBRATION} samples calibrate; 64 others are compared, 512 of pictures. Decisions",
         "(class, letters, mask ...) are those of the float model, and masks are compared by",
         "intersection over union. Where the truth is known, `right` compares them with it in the",
         "same way. Modes for matrices are listed where the model has any to speak of.",
     )
-    for count, key in enumerate(MODELS, start=1):
-        _measure(report, key, folder)
-        if count < len(MODELS):  # a run takes most of an hour: what is known by now is kept
-            report.write(quiet=True)
+    _measure(report, key, folder)
     return report

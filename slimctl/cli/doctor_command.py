@@ -41,8 +41,8 @@ class Extra(NamedTuple):
 
 
 EXTRAS = {
-    "torch": Extra(("torch",), "importance by gradients (prune --importance taylor)"),
-    "data": Extra(("PIL",), "images as data"),
+    "torch": Extra(("torch",), "training, import from torch, prune --importance taylor"),
+    "data": Extra(("PIL", "datasets"), "images, IDX files and tables as data"),
     "dask": Extra(("distributed",), "sensitivity scans on a cluster (--executor dask:ADDRESS)"),
     "store": Extra(("fsspec", "s3fs"), "a ledger on S3 (output.store: s3://bucket/models)"),
 }

@@ -13,6 +13,12 @@ from typing import Annotated, TypeAlias
 import typer
 
 _DATA = "Data"
+_KINDS = (
+    "an npz file, a folder of npz or npy files, of images (with --preprocess) or of "
+    "test_data_set_* folders, IDX files, a table (csv, jsonl, parquet), hf:NAME#SPLIT, "
+    "module:function"
+)
+"""Kinds of data; docs/data.md says more."""
 _COMMON = "Common"
 
 
@@ -65,8 +71,7 @@ Calibration: TypeAlias = Annotated[
     typer.Option(
         "--calib",
         metavar="SOURCE",
-        help="Calibration data: an npz file, a folder of npz or npy files, of images (with "
-        "--preprocess) or of test_data_set_* folders, module:function, or random.",
+        help=f"Calibration data: {_KINDS}, or random.",
         rich_help_panel=_DATA,
         show_default=False,
     ),
@@ -76,8 +81,7 @@ Data: TypeAlias = Annotated[
     typer.Option(
         "--data",
         metavar="SOURCE",
-        help="Data: an npz file, a folder of npz or npy files, of images (with --preprocess) or "
-        "of test_data_set_* folders, module:function, or random.",
+        help=f"Data: {_KINDS}, or random.",
         rich_help_panel=_DATA,
         show_default=False,
     ),
@@ -97,8 +101,7 @@ TrainingData: TypeAlias = Annotated[
     typer.Option(
         "--data",
         metavar="SOURCE",
-        help="Samples to learn from: an npz file, IDX files, a folder of images (with "
-        "--preprocess), a table, hf:NAME#SPLIT or module:function; see docs/training.md.",
+        help=f"Samples to learn from: {_KINDS}.",
         rich_help_panel=_DATA,
         show_default=False,
     ),

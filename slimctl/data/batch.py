@@ -70,6 +70,7 @@ class Reader(Protocol):
         mergeable: Samples can be put together along axis 0.
         sample_count: Number of samples, None when only reading tells.
         labeled: Every chunk has labels.
+        takes_images: It makes arrays of images, so that ``--preprocess`` has a meaning.
     """
 
     kind: str
@@ -78,6 +79,7 @@ class Reader(Protocol):
     mergeable: bool
     sample_count: int | None
     labeled: bool
+    takes_images: bool
 
     def chunks(self) -> Iterator[Chunk]:
         """A new pass over the data, always the same."""

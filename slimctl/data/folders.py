@@ -90,6 +90,7 @@ class BatchReader:
     mergeable = True
     sample_count: int | None = None
     labeled = False
+    takes_images = False
 
     def __init__(self, specs: Sequence[InputSpec]) -> None:
         self._specs = specs

@@ -1,4 +1,7 @@
-"""Folders of images. Pillow is imported when the first folder is opened, not before."""
+"""Folders of images, and what all sources of images share.
+
+Pillow is imported when the first source of images is opened, not before.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import json
 from collections.abc import Iterator, Sequence
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +21,13 @@ from slimctl.data.batch import Chunk
 from slimctl.data.folders import children, fixed_axis_0
 from slimctl.data.inputs import InputSpec, check_feeds
 from slimctl.data.npz import reading
-from slimctl.data.preprocess import OPTION, load_preprocess, preset_names, resolve_transform
+from slimctl.data.preprocess import (
+    OPTION,
+    ImageTransform,
+    load_preprocess,
+    preset_names,
+    resolve_transform,
+)
 
 IMAGE_SUFFIXES = frozenset(
     {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
@@ -71,12 +80,76 @@ def _in_turn(classes: dict[str, list[Path]]) -> list[ImageFile]:
     return [image for turn in zip_longest(*columns) for image in turn if image is not None]
 
 
-def _pillow() -> Any:
+def pillow() -> Any:
+    """Pillow's module ``Image``.
+
+    Raises:
+        MissingExtraError: Pillow is not installed.
+    """
     try:
         from PIL import Image
     except ImportError as error:
         raise MissingExtraError("data", "Reading images") from error
     return Image
+
+
+def required_preprocess(preprocess: str | None, holder: str) -> str:
+    """The value of ``--preprocess``, which images need.
+
+    Args:
+        preprocess: What was given.
+        holder: What holds the images, such as ``A folder of images``.
+
+    Raises:
+        OptionError: Nothing was given.
+    """
+    if preprocess is None:
+        raise OptionError(
+            OPTION,
+            f"{holder} needs to know how images are prepared for the model",
+            fix=f"give a preset ({', '.join(preset_names())}) or a YAML file",
+        )
+    return preprocess
+
+
+def image_input(specs: Sequence[InputSpec], source: str, holder: str) -> InputSpec:
+    """The only input of a model.
+
+    Raises:
+        SourceError: The model has several inputs, or none.
+    """
+    if len(specs) != 1:
+        raise SourceError(
+            source,
+            f"The model has {len(specs)} inputs, {holder[0].lower()}{holder[1:]} fills one",
+            fix="give arrays (.npz) or module:function",
+        )
+    return specs[0]
+
+
+def one_sample(spec: InputSpec) -> InputSpec:
+    """What one image is checked against, before images are put together along axis 0."""
+    return spec._replace(shape=(None, *(spec.shape or ())[1:]))
+
+
+def decoded(image_file: Path | IO[bytes], transform: ImageTransform, place: str) -> NDArray[Any]:
+    """One image as a batch of one.
+
+    Raises:
+        SourceError: It cannot be read.
+    """
+    library = pillow()
+    try:
+        with reading(place), library.open(image_file) as image:
+            return transform.apply(image)
+    except (SyntaxError, library.DecompressionBombError) as error:
+        # Pillow's PNG reader reports damage as SyntaxError.
+        raise SourceError(
+            place, f"The image cannot be decoded: {error}", fix="replace or remove it"
+        ) from error
+
+
+_HOLDER = "A folder of images"
 
 
 class ImageReader:
@@ -85,50 +158,28 @@ class ImageReader:
     kind = "images"
     batched = False
     mergeable = True
+    takes_images = True
 
     def __init__(self, folder: Path, specs: Sequence[InputSpec], *, preprocess: str | None) -> None:
-        if preprocess is None:
-            raise OptionError(
-                OPTION,
-                "A folder of images needs to know how images are prepared for the model",
-                fix=f"give a preset ({', '.join(preset_names())}) or a YAML file",
-            )
-        if len(specs) != 1:
-            raise SourceError(
-                str(folder),
-                f"The model has {len(specs)} inputs, a folder of images fills one",
-                fix="give arrays (.npz) or module:function",
-            )
-        self._image = _pillow()
-        self._specs = specs
-        self._preprocess = preprocess
-        self._transform = resolve_transform(load_preprocess(preprocess), specs[0], str(folder))
+        self._preprocess = required_preprocess(preprocess, _HOLDER)
+        self._spec = image_input(specs, str(folder), _HOLDER)
+        self._image = pillow()
+        self._transform = resolve_transform(
+            load_preprocess(self._preprocess), self._spec, str(folder)
+        )
         self._files = find_images(folder)
         self.fixed_batch = fixed_axis_0(specs)
-        # One image at a time is checked, before images are put together along axis 0.
-        self._sample_specs = [
-            spec._replace(shape=(None, *(spec.shape or ())[1:])) for spec in specs
-        ]
         self.sample_count: int | None = len(self._files)
         self.labeled = bool(self._files) and self._files[0].label is not None
 
     def chunks(self) -> Iterator[Chunk]:
         """One chunk per image."""
         for file in self._files:
-            feeds = {self._specs[0].name: self._decoded(file.path)}
-            check_feeds(feeds, self._sample_specs, str(file.path))
+            place = str(file.path)
+            feeds = {self._spec.name: decoded(file.path, self._transform, place)}
+            check_feeds(feeds, [one_sample(self._spec)], place)
             labels = None if file.label is None else np.array([file.label])
-            yield Chunk(feeds, labels, str(file.path), divisible=True)
-
-    def _decoded(self, path: Path) -> NDArray[Any]:
-        try:
-            with reading(str(path)), self._image.open(path) as image:
-                return self._transform.apply(image)
-        except (SyntaxError, self._image.DecompressionBombError) as error:
-            # Pillow's PNG reader reports damage as SyntaxError.
-            raise SourceError(
-                str(path), f"The image cannot be decoded: {error}", fix="replace or remove it"
-            ) from error
+            yield Chunk(feeds, labels, place, divisible=True)
 
     def facts(self) -> dict[str, Any]:
         """The resolved preprocessing and the decoder's version."""

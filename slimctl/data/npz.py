@@ -160,11 +160,16 @@ class ArrayFile:
                 _read_header(stream)
             for _ in range(header.shape[0]):
                 with reading(str(self.path)):
-                    data = _read_exactly(stream, row_bytes)
+                    data = read_exactly(stream, row_bytes)
                 yield _native(np.frombuffer(data, header.dtype).reshape(shape))
 
 
-def _read_exactly(stream: IO[bytes], count: int) -> bytes:
+def read_exactly(stream: IO[bytes], count: int) -> bytes:
+    """The next bytes of a stream.
+
+    Raises:
+        EOFError: There are fewer.
+    """
     data = stream.read(count)
     if len(data) < count:
         raise EOFError(f"{count} bytes expected, {len(data)} found")
@@ -216,6 +221,7 @@ class RowReader:
     """
 
     batched = False
+    takes_images = False
 
     def __init__(self, path: Path, specs: Sequence[InputSpec]) -> None:
         self.kind = path.suffix.lower().removeprefix(".")

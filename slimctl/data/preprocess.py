@@ -218,6 +218,20 @@ class ImageTransform(NamedTuple):
         return canvas
 
 
+def in_grayscale(preprocess: Preprocess, spec: InputSpec) -> Preprocess:
+    """The preprocessing for images without colors: it makes none up for a model with one channel.
+
+    What the preprocessing says about channels itself, in ``channels`` or by one mean for each,
+    stays.
+    """
+    sizes = (spec.shape or ())[1:]
+    one_channel = len(sizes) == 3 and 1 in (sizes[0], sizes[2]) and 3 not in (sizes[0], sizes[2])
+    decided = "channels" in preprocess.model_fields_set
+    if decided or not one_channel or len(preprocess.mean) + len(preprocess.std) > 2:
+        return preprocess
+    return preprocess.model_copy(update={"channels": "L"})
+
+
 def resolve_transform(preprocess: Preprocess, spec: InputSpec, source: str) -> ImageTransform:
     """Decides size, layout and type from the model's input.
 

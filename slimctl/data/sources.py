@@ -2,16 +2,21 @@
 
 Kinds, and how many arrays of each are in memory at a time:
 
-====================  ====================================================  ==============
-text                  samples                                               in memory
-====================  ====================================================  ==============
-``x.npz``, ``x.npy``  along axis 0 of arrays named as the inputs            one batch
-folder of npz, npy    one batch per file, shapes may differ                 one file
-folder of images      one per image; class folders give labels              one batch
-folder of             ``test_data_set_*/input_*.pb``, one batch per set     one set
-``module:function``   one batch per dictionary that it yields               one batch
-``random``            seeded, uncalibrated; ``random:name=1x3x48x320``      one batch
-====================  ====================================================  ==============
+=============================  ================================================  ==============
+text                           samples                                           in memory
+=============================  ================================================  ==============
+``x.npz``, ``x.npy``           along axis 0 of arrays named as the inputs        one batch
+folder of npz, npy             one batch per file, shapes may differ             one file
+folder of images               one per image; class folders give labels          one batch
+``x-images-idx3-ubyte.gz``     one per image; labels from the file beside it     one batch
+folder of IDX files            the same; ``folder#train`` if there are several   one batch
+``x.csv``, ``.jsonl``,         one per row; columns are named as the inputs,     a piece of
+``.parquet``                   ``label`` or ``labels`` give labels               the file
+``hf:NAME#SPLIT``              the same, streamed from the Hugging Face hub      the same
+folder of                      ``test_data_set_*/input_*.pb``, one batch a set   one set
+``module:function``            one batch per dictionary that it yields           one batch
+``random``                     seeded, uncalibrated; ``random:name=1x3x48x320``  one batch
+=============================  ================================================  ==============
 """
 
 from __future__ import annotations
@@ -30,6 +35,7 @@ from slimctl.core.contract import Feeds
 from slimctl.core.errors import OptionError, SampleError, SourceError
 from slimctl.data.batch import Batch, Chunk, Reader
 from slimctl.data.callables import CALLABLE_PATTERN, CallableReader
+from slimctl.data.columns import TableReader
 from slimctl.data.folders import (
     ARRAY_SUFFIXES,
     ArrayFolderReader,
@@ -37,17 +43,29 @@ from slimctl.data.folders import (
     children,
     test_set_folders,
 )
+from slimctl.data.idx import IdxReader, find_splits, images_of, is_idx
 from slimctl.data.images import ImageReader, find_images
-from slimctl.data.inputs import InputSpec, all_finite, finite_rows, input_specs, non_finite_text
-from slimctl.data.npz import RowReader, check_batch_size
+from slimctl.data.inputs import (
+    InputSpec,
+    all_finite,
+    finite_rows,
+    input_specs,
+    non_finite_text,
+    shape_text,
+)
+from slimctl.data.npz import LABELS, RowReader, check_batch_size
 from slimctl.data.random_data import RandomReader
+from slimctl.data.tables import HUB_PREFIX, file_table, hub_table, is_table
 
 if TYPE_CHECKING:
     from slimctl.graph.edit import Interface
 
 VALID_KINDS = (
     "x.npz or x.npy (samples along axis 0), a folder of .npz/.npy files, a folder of images with"
-    " --preprocess, a folder of test_data_set_* folders, module:function, random"
+    " --preprocess, x-images-idx3-ubyte.gz or a folder of such files with --preprocess"
+    " (folder#train chooses one), x.csv, x.jsonl or x.parquet with columns named as the inputs,"
+    " hf:NAME[:CONFIG][@REVISION]#SPLIT, a folder of test_data_set_* folders, module:function,"
+    " random"
 )
 """What a source may be, for messages and help."""
 
@@ -269,6 +287,8 @@ def _concatenated(chunks: list[Chunk]) -> Chunk:
     first = chunks[0]
     if len(chunks) == 1:
         return first
+    for chunk in chunks[1:]:
+        _check_same_shape(first, chunk)
     feeds: Feeds = {
         name: np.concatenate([chunk.feeds[name] for chunk in chunks]) if array.ndim else array
         for name, array in first.feeds.items()
@@ -277,6 +297,22 @@ def _concatenated(chunks: list[Chunk]) -> Chunk:
     return replace(
         first, feeds=feeds, labels=np.concatenate(labels) if labels else None, size=len(chunks)
     )
+
+
+def _check_same_shape(first: Chunk, chunk: Chunk) -> None:
+    """Refuses to put samples together whose arrays differ in size, as rows of a table may."""
+    pairs = [(name, first.feeds[name], array) for name, array in chunk.feeds.items()]
+    if first.labels is not None and chunk.labels is not None:
+        pairs.append((LABELS, first.labels, chunk.labels))
+    for name, wanted, array in pairs:
+        if array.shape != wanted.shape:
+            raise SampleError(
+                chunk.place,
+                name,
+                found=f"shape {shape_text(array.shape)}",
+                wanted=f"shape {shape_text(wanted.shape)} as in {first.place}, to make one batch",
+                fix="fill samples up to one length, or use --batch-size 1",
+            )
 
 
 def _hash_array(digest: Any, name: str, array: NDArray[Any]) -> None:
@@ -300,7 +336,8 @@ def open_source(
     """Opens a data source and reads its first batch, so that errors come before any work.
 
     Args:
-        spec: A path, ``module:function``, ``random`` or ``random:input=1x3x48x320``.
+        spec: A path, ``hf:NAME#SPLIT``, ``module:function``, ``random`` or
+            ``random:input=1x3x48x320``.
         interface: What the model asks for.
         samples: Use the first so many usable samples; all by default (8 batches for ``random``).
         batch_size: See :class:`DataSource`.
@@ -312,7 +349,7 @@ def open_source(
         SourceError: No such source, unreadable, empty, or of an unknown kind.
         SampleError: The data do not fit the model, or hold NaN or infinite values.
         OptionError: An option contradicts the source or the model.
-        MissingExtraError: Images need Pillow.
+        MissingExtraError: Images need Pillow, tables the datasets library.
     """
     inputs = input_specs(interface)
     reader = _reader(
@@ -323,7 +360,7 @@ def open_source(
         preprocess=preprocess,
         seed=seed,
     )
-    if preprocess is not None and reader.kind != ImageReader.kind:
+    if preprocess is not None and not reader.takes_images:
         raise OptionError(
             "--preprocess",
             f"'{spec}' holds arrays; only images are preprocessed",
@@ -347,13 +384,17 @@ def _reader(
 ) -> Reader:
     if spec == "random" or spec.startswith("random:"):
         return RandomReader(spec, inputs, seed=seed, samples=samples, batch_size=batch_size)
+    if spec.startswith(HUB_PREFIX):
+        return TableReader(hub_table(spec), inputs, preprocess=preprocess)
     path = Path(spec).expanduser()
     if path.is_dir():
         return _folder_reader(path, inputs, preprocess)
-    if path.is_file() and path.suffix.lower() in ARRAY_SUFFIXES:
-        return RowReader(path, inputs)
     if path.exists():
-        raise SourceError(spec, "No kind of data source is in such a file", fix=_kinds_remedy())
+        return _file_reader(path, inputs, preprocess)
+    folder, sharp, split = spec.rpartition("#")
+    if sharp and Path(folder).expanduser().is_dir():
+        images = images_of(Path(folder).expanduser(), split)
+        return IdxReader(images, inputs, preprocess=preprocess)
     if CALLABLE_PATTERN.fullmatch(spec):
         return CallableReader(spec, inputs, other_kinds=_kinds_remedy())
     raise SourceError(spec, "There is no such data source", fix=_missing_remedy(path))
@@ -370,16 +411,27 @@ def _missing_remedy(path: Path) -> str:
     return hint + _kinds_remedy()
 
 
+def _file_reader(path: Path, inputs: Sequence[InputSpec], preprocess: str | None) -> Reader:
+    if path.suffix.lower() in ARRAY_SUFFIXES:
+        return RowReader(path, inputs)
+    if is_idx(path):
+        return IdxReader(path, inputs, preprocess=preprocess)
+    if is_table(path):
+        return TableReader(file_table(path), inputs, preprocess=preprocess)
+    raise SourceError(str(path), "No kind of data source is in such a file", fix=_kinds_remedy())
+
+
 def _folder_reader(folder: Path, inputs: Sequence[InputSpec], preprocess: str | None) -> Reader:
     files = children(folder)
     has_arrays = any(path.suffix.lower() in ARRAY_SUFFIXES for path in files)
     has_sets = bool(test_set_folders(folder))
     has_images = not has_sets and bool(find_images(folder))
-    if has_arrays + has_sets + has_images > 1:
+    has_idx = bool(find_splits(folder))
+    if has_arrays + has_sets + has_images + has_idx > 1:
         raise SourceError(
             str(folder),
             "The folder holds more than one kind of data",
-            fix="give a folder with one kind: arrays, images or test_data_set_* folders",
+            fix="give a folder with one kind: arrays, images, IDX files or test_data_set_* folders",
         )
     if has_arrays:
         return ArrayFolderReader(folder, inputs)
@@ -387,6 +439,8 @@ def _folder_reader(folder: Path, inputs: Sequence[InputSpec], preprocess: str | 
         return TestSetReader(folder, inputs)
     if has_images:
         return ImageReader(folder, inputs, preprocess=preprocess)
+    if has_idx:
+        return IdxReader(images_of(folder, None), inputs, preprocess=preprocess)
     raise SourceError(
         str(folder),
         "The folder holds no data" if files else "The folder is empty",

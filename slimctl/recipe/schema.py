@@ -22,7 +22,8 @@ class DataSpec(RecipePart):
     source: str = Field(
         min_length=1,
         description="A .npz file, a folder of .npz/.npy files, images or test_data_set_* folders, "
-        "'module:function', or 'random'. Paths are relative to the recipe file.",
+        "IDX files, a table (CSV, JSONL, Parquet), 'hf:NAME#SPLIT', 'module:function', or "
+        "'random'. Paths are relative to the recipe file.",
     )
     samples: int | None = Field(
         None, ge=1, description="At most this many samples; all when absent."

@@ -126,7 +126,7 @@ class Scanner:
             setup.seed,
             progress or SilentProgress(),
             self.data if setup.calibration is None else self._open(setup.calibration, loaded),
-            setup.threads,
+            threads=setup.threads,
         )
         self._metric = open_metric(setup.metric) if setup.metric else None
         if self._metric is not None:

@@ -178,7 +178,7 @@ def test_a_function_that_yields_only_once(module, model):
 
 
 @pytest.mark.parametrize(
-    "spec", ["hf:squad#train", "csv:data", "data.parquet", "x.txt", "not there", "missing:f", ""]
+    "spec", ["csv:data", "data.parquet", "x.txt", "not there", "missing:f", ""]
 )
 def test_unknown_kinds_list_the_valid_ones(module, model, spec):
     with pytest.raises(SourceError) as caught:
@@ -193,7 +193,7 @@ def test_misspelled_path_is_recognized(tmp_path, model):
 
 
 def test_a_file_of_another_kind(tmp_path, model):
-    (tmp_path / "data.csv").write_text("1,2,3\n")
+    (tmp_path / "data.tsv").write_text("1,2,3\n")
     with pytest.raises(SourceError, match="No kind of data source") as caught:
-        open_source(str(tmp_path / "data.csv"), interface=model)
+        open_source(str(tmp_path / "data.tsv"), interface=model)
     assert "valid kinds" in caught.value.fix

@@ -176,7 +176,7 @@ def test_preprocessing_is_never_guessed(photos, classifier):
 
 
 def test_presets():
-    assert preset_names() == ["0-1", "imagenet", "imagenet-tf", "raw"]
+    assert preset_names() == ["0-1", "fashion-mnist", "imagenet", "imagenet-tf", "raw"]
     assert all(load_preprocess(name).summary for name in preset_names())
 
 
