@@ -48,6 +48,11 @@ COMMANDS: dict[str, Listed] = {
     "run": Listed(
         "slimctl.cli.run_command:run", "Run a recipe: the whole chain, gates included.", _CHAIN
     ),
+    "import": Listed(
+        "slimctl.cli.import_command:import_",
+        "Make an ONNX model from a torch network, compared with it.",
+        _CHAIN,
+    ),
     "export": Listed(
         "slimctl.cli.export_command:export",
         "Write an artifact for ORT format, Triton, genai or as a zip.",
