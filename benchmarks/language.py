@@ -171,7 +171,7 @@ def _four_bits(bench: Bench, *options: str) -> dict[str, list[str]]:
 def _whole(bench: Bench) -> dict[str, list[str]]:
     """Modes that make everything small, the table of words included."""
     commands = {
-        "int8 dynamic": bench.quantize("--mode", "dynamic", "--min-sqnr", "0"),
+        "int8 dynamic": bench.quantize("--mode", "dynamic"),
         "int8 weights": bench.quantize("--mode", "weight-only", "--weight-type", "uint8"),
     }
     found = _four_bits(bench)

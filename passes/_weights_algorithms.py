@@ -10,7 +10,7 @@ from typing import Final, Literal, NamedTuple
 import numpy as np
 import onnx_ir as ir
 
-from slimctl.core.contract import Context
+from slimctl.core.contract import Context, Feeds
 from slimctl.graph.edit import NameScope
 from slimctl.numerics.blocks import (
     Blocks,
@@ -26,7 +26,7 @@ from slimctl.passes._weights_fold import Factors
 from slimctl.passes._weights_gptq import Correction, Plan, make_plan, round_corrected
 from slimctl.passes._weights_layers import Shared
 from slimctl.passes._weights_moments import Observe, collect, observable, portions
-from slimctl.passes._weights_walk import Walk
+from slimctl.passes._weights_walk import Walk, depths
 
 Algorithm = Literal["rtn", "hqq", "gptq", "awq"]
 
@@ -116,9 +116,9 @@ class Job:
         return found
 
     def _moments(
-        self, portion: Sequence[Shared], observe: Observe, label: str
+        self, portion: Sequence[Shared], observe: Observe
     ) -> Iterator[tuple[int, Shared, Matrix | None]]:
-        found = collect(portion, observe, self.context.progress, label)
+        found = collect(portion, observe)
         for place, (shared, moments) in enumerate(zip(portion, found, strict=True)):
             if moments is None:
                 self.plain[shared.name] = "its input never held a finite value"
@@ -127,22 +127,34 @@ class Job:
     def _corrected(self, matrices: Sequence[Shared]) -> Iterator[tuple[Shared, Blocks]]:
         """GPTQ."""
         with_data = self._with_data(matrices)
+        work = self._corrected_for_data(with_data)
+        yield from self.context.progress.track(work, total=len(with_data), label="GPTQ")
+        done = {id(shared) for shared in with_data}
+        for shared in matrices:
+            if id(shared) not in done:
+                yield shared, self.rounded(shared)
+
+    def _corrected_for_data(self, matrices: Sequence[Shared]) -> Iterator[tuple[Shared, Blocks]]:
         walk = Walk(self.model, self.context)
-        for portion in portions(with_data):
+        products = {id(shared): [layer.node for layer in shared.products] for shared in matrices}
+        found = depths(self.model, list(products.values()))
+        depth = dict(zip(products, found, strict=True))
+
+        def apart(one: Shared, other: Shared) -> bool:
+            # Where every run begins at the start, many small portions would cost too much.
+            return walk.resumes and depth[id(one)] != depth[id(other)]
+
+        for portion in portions(matrices, apart):
             latest: tuple[Matrix, Plan] | None = None
-            nodes = [layer.node for shared in portion for layer in shared.products]
+            nodes = [node for shared in portion for node in products[id(shared)]]
             observe = partial(walk.activations, nodes=nodes)
-            for _, shared, moments in self._moments(portion, observe, "GPTQ"):
+            for _, shared, moments in self._moments(portion, observe):
                 if moments is None:
                     yield shared, self.rounded(shared)
                     continue
                 if latest is None or latest[0] is not moments:
                     latest = moments, make_plan(moments, self.settings.correction)
                 yield shared, self._correct(shared, latest[1])
-        done = {id(shared) for shared in with_data}
-        for shared in matrices:
-            if id(shared) not in done:
-                yield shared, self.rounded(shared)
 
     def _correct(self, shared: Shared, plan: Plan) -> Blocks:
         matrix, grid = shared.storage.matrix(), self.settings.grid(shared)
@@ -150,11 +162,15 @@ class Job:
 
     def _scaled(self, matrices: Sequence[Shared]) -> Iterator[tuple[Shared, Blocks]]:
         """AWQ: first all scales, which change nothing that is computed, then rounding."""
+
         # Scales change weights in front of a portion, too, but nothing that is computed from them.
-        observe = partial(self.context.activations, self.model)
+        def observe(tensors: Sequence[str]) -> Iterator[Feeds]:
+            found = self.context.activations(self.model, tensors)
+            return self.context.progress.track(found, total=None, label="AWQ")
+
         strengths: dict[int, Factors] = {}
         for portion in portions(self._with_data(matrices)):
-            measured = self._moments(portion, observe, "AWQ")
+            measured = self._moments(portion, observe)
             found = {place: moments for place, _, moments in measured if moments is not None}
             for group in groups_of(portion):
                 if all(place in found for place in group.places):

@@ -9,6 +9,7 @@ with the least error in which an input counts as much as it is strong. All outpu
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -27,10 +28,16 @@ from slimctl.numerics.second_order import inverse_factor
 from slimctl.passes._obs import ridged
 
 _STEP: Final = 32
-"""Inputs whose updates are gathered before the inputs behind them see them (section 3.3)."""
+"""Inputs that see each other's errors one at a time; those of all inputs in front of them come in
+one product (section 3.3). Weights are brought up to date when they are reached, and not whenever
+one in front of them was rounded: so each is written once, and not once per step."""
 
 _OUTPUTS: Final = 4096
 """Outputs that are worked on together; bounds the memory."""
+
+_EASY: Final = 1e-2
+"""Damping from which float32 does for the factor. With a share ``d`` added to its diagonal a matrix
+of correlations has eigenvalues from ``d / (1 + d)`` on, far above what float32 leaves of it."""
 
 
 class Correction(NamedTuple):
@@ -62,12 +69,11 @@ class Plan(NamedTuple):
 
 def make_plan(moments: Matrix, how: Correction) -> Plan:
     """Order and factor of a tensor with second moments ``E[x x^T]`` [inputs, inputs]."""
-    spread = moments.astype(np.float64)
-    strength = np.diagonal(spread)
+    strength = np.diagonal(moments).copy()
     order = np.argsort(-strength, kind="stable") if how.act_order else np.arange(len(strength))
-    ordered = ridged(spread, how.damping)[np.ix_(order, order)]
-    factor = inverse_factor(ordered)
-    return Plan(order, factor.astype(np.float32), strength.astype(np.float32))
+    spread = ridged(moments[np.ix_(order, order)].astype(np.float64), how.damping)
+    factor = inverse_factor(spread.astype(np.float32) if how.damping >= _EASY else spread)
+    return Plan(order, factor.astype(np.float32, copy=False), strength)
 
 
 def round_corrected(matrix: Matrix, plan: Plan, block: int, grid: Grid, how: Correction) -> Blocks:
@@ -92,11 +98,14 @@ def round_corrected(matrix: Matrix, plan: Plan, block: int, grid: Grid, how: Cor
 
 
 class _Columns:
-    """Weights [inputs, outputs] in the order of the plan, and the parameters of their blocks."""
+    """Weights [inputs, outputs] in the order of the plan, and the parameters of their blocks.
+
+    An input that is rounded holds its error ``e`` instead of its weights.
+    """
 
     def __init__(self, matrix: Matrix, plan: Plan, block: int, grid: Grid) -> None:
         self.plan, self.block, self.grid = plan, block, grid
-        self.open = np.ascontiguousarray(matrix.T[plan.order])
+        self.rows = np.ascontiguousarray(matrix.T[plan.order])
         weights = in_blocks(plan.importance[None], block)
         found = searched_parameters(in_blocks(matrix, block), grid, weights)
         self.scale = np.ascontiguousarray(found.scale.T)  # [blocks, outputs]
@@ -107,35 +116,48 @@ class _Columns:
         """Parameters of the block that begins here, from its weights as they are by now."""
         these = slice(column, column + self.block)
         weights = in_blocks(self.plan.importance[None, these], self.block)
-        now = in_blocks(np.ascontiguousarray(self.open[these].T), self.block)
+        now = in_blocks(np.ascontiguousarray(self.rows[these].T), self.block)
         found = searched_parameters(now, self.grid, weights)
         self.scale[column // self.block] = found.scale[:, 0]
         self.zero_point[column // self.block] = found.zero_point[:, 0]
 
-    def settle(self, place: int) -> Matrix:
-        """Rounds one input of all outputs; what it leaves."""
+    def catch_up(self, begin: int, start: int, stop: int) -> None:
+        """Lets the inputs from ``start`` on make good for the errors of ``begin`` to ``start``."""
+        self.rows[start:stop] -= (
+            self.plan.factor[begin:start, start:stop].T @ self.rows[begin:start]
+        )
+
+    def settle(self, place: int) -> None:
+        """Rounds one input of all outputs."""
         column = int(self.plan.order[place])
         scale = self.scale[column // self.block]
         zero_point = self.zero_point[column // self.block]
-        code = np.rint(self.open[place] / scale) + zero_point
+        row = self.rows[place]
+        code = np.rint(row / scale)
+        code += zero_point
         np.clip(code, 0, self.grid.highest, out=code)
         self.codes[column] = code
-        left: Matrix = self.open[place] - (code - zero_point) * scale
-        return left
+        code -= zero_point
+        code *= scale
+        row -= code
+        row /= self.plan.factor[place, place]
 
 
 def _round(matrix: Matrix, plan: Plan, block: int, grid: Grid, how: Correction) -> Blocks:
     columns = _Columns(matrix, plan, block, grid)
     inputs = len(plan.order)
-    for start in range(0, inputs, _STEP):
-        stop = min(start + _STEP, inputs)
-        errors = np.empty((stop - start, len(matrix)), np.float32)
-        for place in range(start, stop):
-            if not how.act_order and place % block == 0:
-                columns.search_again(place)
-            error = columns.settle(place) / plan.factor[place, place]
-            columns.open[place + 1 : stop] -= plan.factor[place, place + 1 : stop, None] * error
-            errors[place - start] = error
-        columns.open[stop:] -= plan.factor[start:stop, stop:].T @ errors
+    for begin, end in _spans(0, inputs, inputs if how.act_order else block):
+        columns.catch_up(0, begin, end)
+        if not how.act_order:
+            columns.search_again(begin)
+        for start, stop in _spans(begin, end, _STEP):
+            columns.catch_up(begin, start, stop)
+            for place in range(start, stop):
+                columns.catch_up(start, place, place + 1)
+                columns.settle(place)
     parameters = Parameters(columns.scale.T, columns.zero_point.T)
     return Blocks(np.ascontiguousarray(columns.codes.T), parameters, block, grid)
+
+
+def _spans(start: int, stop: int, step: int) -> Iterator[tuple[int, int]]:
+    return ((begin, min(begin + step, stop)) for begin in range(start, stop, step))

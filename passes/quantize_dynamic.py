@@ -1,13 +1,14 @@
 """Dynamic quantization: integer weights, activations quantized at run time, no calibration.
 
 Each run takes the scale of an activation from its own minimum and maximum (DynamicQuantizeLinear).
-Data are not needed; with data, layers that cost the outputs too much stay in float.
+Data are not needed; with data, layers that cost the outputs too much stay in float. Without them
+that is decided by the graph alone, and only layers behind gates do.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import ClassVar, Final, Literal, Self
 
 import onnx_ir as ir
@@ -18,10 +19,11 @@ from slimctl.core.target import Target, WeightType
 from slimctl.graph.edit import all_nodes, clone_model, remove_dead
 from slimctl.graph.select import Selection, check_patterns
 from slimctl.graph.shapes import infer_shapes
+from slimctl.passes._dynamic_gates import gated_layers
 from slimctl.passes._dynamic_operators import WRITERS, write
 from slimctl.passes._dynamic_weights import Rounding
 from slimctl.passes._dynamic_write import Writer
-from slimctl.passes._fallback import choose_float_layers, noise_of
+from slimctl.passes._fallback import Choice, choose_float_layers, noise_of
 from slimctl.passes._layers import QUANTIZERS, refuse_quantized
 
 _OPSET: Final = 11  # of DynamicQuantizeLinear
@@ -31,6 +33,10 @@ _LEFT: Final = {
     ("", "RNN"): "onnxruntime has no integer RNN",
 }
 _CONV: Final = "onnxruntime's ConvInteger is slower than a float Conv: ask for it with 'conv'"
+_GATED: Final = (
+    "it reads a product of two layers, in which single tokens of language models are a thousand "
+    "times as large as all others: one scale for all would leave nothing of those"
+)
 _MARGIN_DB: Final = 0.5
 """Other data than those that the choice was made on lose a little more."""
 
@@ -68,7 +74,7 @@ class QuantizeDynamic(Pass):
         20.0,
         ge=0.0,
         description="With data, the layers that hurt most stay in float until every output keeps "
-        "this many dB; 0 quantizes everything.",
+        "this many dB; without, those behind gates do. 0 quantizes everything.",
     )
     include: tuple[str, ...] = Field(
         (), description="Quantize only matching layers: name glob, op:TYPE or re:REGEX; repeatable."
@@ -113,12 +119,17 @@ class QuantizeDynamic(Pass):
         if not changed:
             return PassReport(skipped=tuple(skipped), warnings=(_nothing_to_do(selection),))
         notes: list[str] = []
-        if self.min_sqnr and context.has_data:
-            found = self._in_float(model, built, tuple(changed), context)
-            if found:
-                selection = self._selection(found)
-                built, changed, skipped = self._build(model, context.target, selection)
-                notes.append(f"{len(found)} layers stay in float for accuracy")
+        together = context.fidelity(built, "many") if self.min_sqnr and context.has_data else {}
+        if together:
+            found = self._in_float(model, together, tuple(changed), context)
+        else:
+            found = dict.fromkeys(self._gated(model, changed), _GATED) if self.min_sqnr else {}
+        if found:
+            selection = self._selection(found)
+            built, changed, skipped = self._build(model, context.target, selection)
+            notes.append(f"{len(found)} layers stay in float for accuracy")
+        if found and not together:
+            notes.append("which layers need to is measured with --calib; --min-sqnr 0 asks nobody")
         notes.extend(f"the pattern '{pattern}' matched nothing" for pattern in selection.unused())
         model.graph = built.graph
         return PassReport(
@@ -170,14 +181,22 @@ class QuantizeDynamic(Pass):
             return _CONV
         return _LEFT.get((node.domain, node.op_type), "")
 
+    def _gated(self, model: ir.Model, changed: Mapping[str, str]) -> tuple[str, ...]:
+        """Layers behind gates that nobody asked for by name."""
+        selection = self._selection()
+        gated = [node for node in gated_layers(model) if not selection.is_named(node)]
+        return tuple(node.name or "" for node in gated if node.name in changed)
+
     def _in_float(
-        self, model: ir.Model, built: ir.Model, layers: Sequence[str], context: Context
+        self,
+        model: ir.Model,
+        together: Mapping[str, float],
+        layers: tuple[str, ...],
+        context: Context,
     ) -> dict[str, str]:
         """Layers that stay in float so that every output keeps ``min_sqnr``, with the reason."""
-        together = context.fidelity(built, "many")
-        if not together or min(together.values()) >= self.min_sqnr:
+        if min(together.values()) >= self.min_sqnr:
             return {}
-        alone = {name: self._alone(model, name, layers, context) for name in layers}
 
         def measure(chosen: tuple[str, ...]) -> float:
             reasons = dict.fromkeys(chosen, "float")
@@ -185,8 +204,15 @@ class QuantizeDynamic(Pass):
             return min(context.fidelity(without, "many").values())
 
         aim = self.min_sqnr + _MARGIN_DB
+        gated = self._gated(model, dict.fromkeys(layers, ""))
+        gates = Choice(gated, measure(gated)) if gated else None
+        # Where some gates are to blame, other layers need not be looked at one by one.
+        blamed = gated if gates is not None and gates.sqnr_db >= aim else layers
+        alone = {name: self._alone(model, name, layers, context) for name in blamed}
         noise = {name: noise_of(found) for name, found in alone.items()}
         choice = choose_float_layers(noise_of(together), noise, aim, measure)
+        if blamed is gated and (choice is None or choice.sqnr_db < aim):
+            choice = gates
         if choice is None or choice.sqnr_db <= min(together.values()):
             return {}
         return {

@@ -16,6 +16,7 @@ from slimctl.core.errors import UnsupportedModelError
 from slimctl.evaluate.metrics import sqnr_db
 from slimctl.graph.edit import all_nodes, interface
 from slimctl.graph.session import Level, open_session, optimized, run
+from slimctl.passes._dynamic_gates import gated_layers
 from slimctl.passes._layers import QUANTIZERS
 from slimctl.passes.quantize_dynamic import QuantizeDynamic
 from slimctl.targets import load_target
@@ -345,6 +346,72 @@ def test_layers_that_hurt_stay_in_float(quantize: Callable[..., Quantized]) -> N
     assert (node, "for accuracy" in reason) == ("MatMul_y", True)
     assert careful.sqnr(*data) > 25.0 > plain.sqnr(*data)
     assert quantize(model, min_sqnr=25).report.changed == {"MatMul": 2}  # nobody can tell
+
+
+GATES = {
+    "silu": "s = Sigmoid(g) i = Mul(g, s) h = Mul(i, u)",
+    "the other way round": "s = Sigmoid(g) i = Mul(s, u) h = Mul(g, i)",
+    "halves of one layer": "a, b = Split<axis=-1>(w2) s = Tanh(a) h = Mul(s, b)",
+}
+NO_GATES = {
+    "one layer": "s = Sigmoid(g) h = Mul(g, s)",
+    "a constant": "h = Mul(g, c)",
+    "a sum": "h = Add(g, u)",
+    "an input": "h = Mul(g, x)",
+    "a norm": "q = Mul(g, g) m = ReduceMean(q) r = Sqrt(m) o = Div(g, r) h = Identity(o)",
+    "a norm that multiplies": "q = Mul(g, g) m = ReduceMean(q) r = Reciprocal(m) h = Mul(g, r)",
+}
+
+
+def gated(body: str, wide: int = 32) -> ir.Model:
+    text = f"""g (float[N,32] x) => (float[N,32] y) {{
+        g = MatMul(x, wg) u = MatMul(x, wu) w2 = MatMul(x, ww) {body} y = MatMul(h, wd) }}"""
+    arrays = {f"w{n}": normal(32, wide, seed=i) / 6 for i, n in enumerate("gu")}
+    arrays |= {"ww": normal(32, 2 * wide, seed=3), "wd": normal(wide, 32, seed=4) / 6}
+    return build(text, c=normal(32), **arrays)
+
+
+@pytest.mark.parametrize("body", [*GATES.values(), *NO_GATES.values()], ids=[*GATES, *NO_GATES])
+def test_which_layers_stand_behind_gates(body: str) -> None:
+    found = [node.name for node in gated_layers(gated(body))]
+    assert found == (["MatMul_y"] if body in GATES.values() else [])
+
+
+def massive() -> tuple[ir.Model, list[Feeds]]:
+    """A gate that opens for the first token alone, to a channel that hardly counts."""
+    model = gated(GATES["silu"])
+    arrays = {k: v.const_value.numpy().copy() for k, v in model.graph.initializers.items()}
+    arrays["wg"][0, 5] = arrays["wu"][0, 5] = 30.0
+    arrays["wd"][5] *= 1e-3
+    for name, array in arrays.items():
+        model.graph.initializers[name].const_value = ir.tensor(array)
+    data = [{"x": normal(24, 32, seed=seed)} for seed in (11, 12, 13)]
+    for feeds in data:
+        feeds["x"][:, 0] = 0
+        feeds["x"][0, 0] = 6
+    return model, data
+
+
+def test_without_data_layers_behind_gates_stay_in_float(quantize: Callable[..., Quantized]) -> None:
+    model, data = massive()
+    everything, careful = quantize(model, min_sqnr=0), quantize(model)
+    ((node, reason),) = careful.report.skipped
+    assert node == "MatMul_y"
+    assert "a product of two layers" in reason
+    assert any("--calib" in note for note in careful.report.notes)
+    assert not everything.report.skipped
+    assert careful.sqnr(*data) > everything.sqnr(*data) + 10
+    assert not quantize(model, include=("MatMul_y", "op:MatMul")).report.skipped  # by its name
+
+
+def test_with_data_gates_are_blamed_first(quantize: Callable[..., Quantized]) -> None:
+    model, data = massive()
+    result = quantize(model, data)
+    ((node, reason),) = result.report.skipped
+    assert (node, "quantized alone" in reason) == ("MatMul_y", True)
+    assert result.sqnr(*data) > 20
+    tame = gated(GATES["silu"])
+    assert not quantize(tame, data).report.skipped  # nothing is wrong: measured, not assumed
 
 
 def test_outlook_is_what_the_outputs_keep(

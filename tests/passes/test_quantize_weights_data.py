@@ -13,7 +13,7 @@ import onnx_ir as ir
 import pytest
 from onnx import numpy_helper
 
-from slimctl.core.contract import Feeds, PassReport, SilentProgress
+from slimctl.core.contract import Feeds, PassReport
 from slimctl.core.errors import SourceError
 from slimctl.evaluate.metrics import sqnr_db
 from slimctl.graph.edit import NameScope, all_nodes
@@ -26,7 +26,7 @@ from slimctl.numerics.blocks import (
     round_blocks,
     searched_parameters,
 )
-from slimctl.passes import _weights_moments
+from slimctl.passes import _weights_moments, _weights_walk
 from slimctl.passes._weights_awq import best_factors, round_important
 from slimctl.passes._weights_fold import apply_edits, plan_division
 from slimctl.passes._weights_gptq import Correction, make_plan, round_corrected
@@ -149,6 +149,17 @@ def test_gptq_lowers_the_output_error_on_unseen_rows(act_order: bool, symmetric:
     assert output_error(matrix, found, unseen) < 0.5 * output_error(matrix, nearest, unseen)
 
 
+@pytest.mark.parametrize("damping", [1e-4, 1e-2])
+def test_factors_are_those_of_double_precision(damping: float) -> None:
+    moments = moments_of(correlated(0, 400, 200))
+    plan = make_plan(moments, Correction(damping, True))
+    ordered = moments[np.ix_(plan.order, plan.order)].astype(np.float64)
+    ordered[np.diag_indices(200)] *= 1 + damping
+    product = plan.factor.astype(np.float64).T @ plan.factor @ ordered
+    np.testing.assert_allclose(product, np.eye(200), atol=2e-2)
+    assert np.all(np.diff(np.diagonal(ordered)) <= 0)
+
+
 def test_inputs_that_never_hold_anything_do_no_harm() -> None:
     x = correlated(0, 500, 64)
     x[:, [3, 40]] = 0
@@ -183,19 +194,21 @@ def test_a_stack_of_layers_gains(quantized: Any) -> None:
     assert errors[1] > errors[0] + 2
 
 
-def test_later_portions_see_what_earlier_layers_compute(
+def test_later_layers_see_what_earlier_ones_compute(
     quantized: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, feeds = stack(), batches()
-    whole, _ = quantized(model, feeds, algorithm="gptq", weight_type="uint2")
-    monkeypatch.setattr(_weights_moments, "_BUDGET", 1)
-    apart, _ = quantized(model, feeds, algorithm="gptq", weight_type="uint2")
 
-    def stored(result: ir.Model, name: str) -> np.ndarray:
+    def stored(name: str) -> np.ndarray:
+        result, _ = quantized(model, feeds, algorithm="gptq", weight_type="uint2")
         return result.graph.initializers[f"{name}_2bit"].const_value.numpy()
 
-    np.testing.assert_array_equal(stored(whole, "w1"), stored(apart, "w1"))
-    assert not np.array_equal(stored(whole, "w3"), stored(apart, "w3"))
+    first, last = stored("w1"), stored("w3")
+    monkeypatch.setattr(_weights_walk, "_MOST_KEPT", 0)  # from the start every time: in portions
+    np.testing.assert_array_equal(stored("w1"), first)
+    assert not np.array_equal(stored("w3"), last)
+    monkeypatch.setattr(_weights_moments, "_BUDGET", 1)  # portions of one
+    np.testing.assert_array_equal(stored("w3"), last)
 
 
 def test_moments_are_those_of_all_rows(plain_context: Any) -> None:
@@ -206,7 +219,7 @@ def test_moments_are_those_of_all_rows(plain_context: Any) -> None:
     feeds[1]["x"][0, 1, 2] = np.nan  # that row is left out
     (first,), _ = find(model, Wanted(16, 2, True, False), Selection())
     observe = partial(plain_context(feeds, model).activations, model)
-    (found,) = _weights_moments.collect([first], observe, SilentProgress(), "")
+    (found,) = _weights_moments.collect([first], observe)
     rows = np.concatenate([*(f["x"].reshape(-1, 8) for f in feeds), *(f["z"].T for f in feeds)])
     rows = rows[np.isfinite(rows).all(axis=1)].astype(np.float64)
     np.testing.assert_allclose(found, rows.T @ rows / len(rows), rtol=1e-5, atol=1e-6)

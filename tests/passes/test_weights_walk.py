@@ -13,7 +13,7 @@ from onnx import numpy_helper
 
 from slimctl.core.contract import Feeds
 from slimctl.passes import _weights_walk
-from slimctl.passes._weights_walk import Walk, frontier
+from slimctl.passes._weights_walk import Walk, depths, frontier
 
 TEXT = """<ir_version: 8, opset_import: ["": 17]> g (float[N,8] x, float[N,8] m) => (float[N,8] y)
 <float[8,8] w1, float[8,8] w2, float[8,8] w3> {
@@ -61,6 +61,17 @@ def test_the_frontier_is_what_is_read_behind(model: ir.Model) -> None:
     body = ir.Node("", "Neg", [nodes["a"].outputs[0]])
     ir.Graph([], [], nodes=[body])
     assert frontier(model, [nodes["y"], body]) == []
+
+
+def test_depth_counts_what_the_data_have_passed(model: ir.Model) -> None:
+    nodes = {node.outputs[0].name: node for node in model.graph}
+    groups = [[nodes["a"]], [nodes["b"]], [nodes["y"]]]
+    assert depths(model, groups) == [0, 1, 2]
+    assert depths(model, groups[1:]) == [0, 1]
+    assert depths(model, [[nodes["s"], nodes["a"]], [nodes["t"]]]) == [1, 2]
+    body = ir.Node("", "Neg", [nodes["a"].outputs[0]])
+    ir.Graph([], [], nodes=[body])
+    assert depths(model, [[body], [nodes["a"]], [nodes["b"]]]) == [0, 0, 1]
 
 
 def walked(model: ir.Model, context: Any) -> list[list[Feeds]]:
