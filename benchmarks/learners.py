@@ -33,15 +33,15 @@ def mobilenet() -> nn.Module:
     return nn.Sequential(
         *unit(1, 16, 3, 2),
         nn.ReLU6(),
-        InvertedResidual(16, 24, 1),
-        InvertedResidual(24, 48, 2),
-        InvertedResidual(48, 48, 1),
-        InvertedResidual(48, 80, 2),
-        InvertedResidual(80, 80, 1),
-        InvertedResidual(80, 80, 1),
-        *unit(80, 320, 1),
+        InvertedResidual(16, 16, 1),
+        InvertedResidual(16, 32, 2),
+        InvertedResidual(32, 32, 1),
+        InvertedResidual(32, 96, 2),
+        InvertedResidual(96, 96, 1),
+        InvertedResidual(96, 96, 1),
+        *unit(96, 256, 1),
         nn.ReLU6(),
-        Head(320),
+        Head(256),
     )
 
 

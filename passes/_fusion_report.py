@@ -82,9 +82,12 @@ def _count_pairs(model: ir.Model) -> int:
 
 def _computes_dequantized_weights(node: ir.Node, target: Target) -> bool:
     forms = [form for operator in target.weighted for form in _FLOAT_FORMS.get(operator, ())]
-    weight = node.inputs[1] if len(node.inputs) > 1 else None
-    # A layer left in float on purpose reads a DQ too, but not for its weight.
-    return node.op_type in forms and weight is not None and _made_by(weight, _DEQUANTIZE)
+    data, weight = node.inputs[:2] if len(node.inputs) > 1 else (None, None)
+    if node.op_type not in forms or data is None or weight is None:
+        return False
+    # A layer left in float on purpose reads a DQ too, but not for its weight; one whose weights
+    # are only stored as integers reads its data from float.
+    return _made_by(weight, _DEQUANTIZE) and _made_by(data, _DEQUANTIZE)
 
 
 def _made_by(value: ir.Value, op_type: str) -> bool:

@@ -19,6 +19,7 @@ from slimctl.passes._prune_channels import ChannelPruning
 from slimctl.passes._prune_options import SPARSE, check_options
 from slimctl.passes._prune_select import Scope, parse_ratio
 from slimctl.passes._sparsity import sparsify, wanted_of
+from slimctl.passes.finetune import Finetune
 from slimctl.passes.fuse import Fuse, Rewrite
 
 Structure = Literal["channel", "head", "layer", "2:4", "unstructured"]
@@ -36,6 +37,7 @@ class Prune(Pass):
     effect: ClassVar[Effect] = Effect.APPROXIMATE
     uses_data: ClassVar[bool] = True
     uses_metric: ClassVar[bool] = True
+    may_train: ClassVar[bool] = True
 
     structure: Structure = Field(
         "channel",
@@ -112,8 +114,8 @@ class Prune(Pass):
     finetune: int = Field(
         0,
         ge=0,
-        description="Epochs of training after pruning. There is no training side yet: anything "
-        "but 0 is an error.",
+        description="Epochs of training on labels after pruning, as 'slimctl finetune' does; needs "
+        "the extra torch.",
     )
     include: tuple[str, ...] = Field(
         (), description="Prune only matching layers: name glob, op:TYPE or re:REGEX; repeatable."
@@ -150,6 +152,16 @@ class Prune(Pass):
             return self
         return self.model_copy(update={"round_to": target.channel_multiple})
 
+    def requires_training(self) -> bool:
+        """Whether the model is trained after it was pruned."""
+        return self.finetune > 0
+
+    def expand(self) -> tuple[Pass, ...]:
+        """Training is a step of its own."""
+        if not self.finetune:
+            return (self,)
+        return self.model_copy(update={"finetune": 0}), Finetune(epochs=self.finetune)
+
     def requires(self, model: ir.Model) -> None:
         """Refuses a quantized model: its scales were measured on all channels.
 
@@ -165,12 +177,7 @@ class Prune(Pass):
             OptionError: Data are needed and not there, or a target is out of reach.
             PassFailedError: Nothing can be removed.
         """
-        if self.finetune:
-            raise OptionError(
-                "--finetune",
-                "There is no training side yet",
-                fix="leave it out; --reconstruct refits the remaining weights without training",
-            )
+        assert not self.finetune, "expand leaves that to a step of its own"
         self._check_data(model, context)
         Fuse(rewrites=(Rewrite.CONSTANTS,)).apply(model, context)
         infer_shapes(model)

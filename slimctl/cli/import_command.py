@@ -93,7 +93,7 @@ def import_(
             show_default="torch.export where onnxscript is installed",
         ),
     ] = None,
-    data: Annotated[
+    input_data: Annotated[
         str | None,
         typer.Option(
             "--input-data",
@@ -136,7 +136,7 @@ def import_(
         dynamo=dynamo,
         tolerance=tolerance,
         seed=seed,
-        data=data,
+        data=input_data,
     )
     found = import_network(request, output, force=force)
     said = Output(json=json, quiet=quiet)

@@ -118,8 +118,10 @@ def _run(kind: type[Pass], values: Mapping[str, Any]) -> None:
     output.result(run_document(result), list(run_blocks(result, everything=values["verbose"])))
 
 
-_LOOKED_AT = 64
-"""Training samples on which steps are checked."""
+_ALL_SAMPLES = {"samples": None, "batch_size": None}
+
+_LOOKED_AT = 256
+"""Training samples on which steps are checked, and pruned layers are refitted."""
 
 
 def _sources(kind: type[Pass], values: Mapping[str, Any]) -> dict[str, Any]:
@@ -127,7 +129,8 @@ def _sources(kind: type[Pass], values: Mapping[str, Any]) -> dict[str, Any]:
     if not kind.trains:
         found = {
             "calibration": _samples(values, values.get("calib")),
-            "training": _samples(values, values.get("train_data")),
+            # --samples and --batch-size are about calibration there.
+            "training": _samples({**values, **_ALL_SAMPLES}, values.get("train_data")),
             "evaluation": _evaluation(values, values.get("data")),
         }
     else:

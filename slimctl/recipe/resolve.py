@@ -75,7 +75,7 @@ def resolve_recipe(parsed: ParsedRecipe) -> Job:
     recipe, folder = parsed.recipe, parsed.path.absolute().parent
     target_name = located_target(recipe.target, folder)
     target = _target(parsed, target_name)
-    chain = resolve_chain(parsed.steps, target)
+    chain = resolve_chain([_located_step(step, folder) for step in parsed.steps], target)
     _check_order(parsed, chain)
     return Job(
         name=recipe.name,
@@ -184,6 +184,24 @@ def _located_if_file(text: str, folder: Path) -> str:
     return str(folder / text) if is_path else text
 
 
+def _located_step(step: Pass, folder: Path) -> Pass:
+    """The same step; paths among its options are relative to a folder no longer."""
+    return step.model_copy(
+        update={name: str(folder / path) for name, path in _paths_of(step).items()}
+    )
+
+
+def _paths_of(step: Pass) -> dict[str, str]:
+    """Options that name files: their fields say so with ``json_schema_extra={"path": True}``."""
+    found = {}
+    for name, field_ in type(step).model_fields.items():
+        extra = field_.json_schema_extra
+        value = getattr(step, name)
+        if isinstance(extra, dict) and extra.get("path") and value is not None:
+            found[name] = str(value)
+    return found
+
+
 def locate_data(spec: _Spec | None, folder: Path) -> _Spec | None:
     """The same data with absolute paths; names of things that are no paths stay.
 
@@ -216,7 +234,7 @@ def _store(spec: OutputSpec | None, folder: Path) -> str | None:
 
 def explicit_steps(steps: Sequence[Pass]) -> list[dict[str, dict[str, Any]]]:
     """Steps as a recipe writes them, with every option."""
-    return [{step.name: step.model_dump(mode="json")} for step in steps]
+    return [{step.name: {**step.model_dump(mode="json"), **_paths_of(step)}} for step in steps]
 
 
 def lock(job: Job, folder: Path) -> str:
@@ -246,9 +264,16 @@ def lock(job: Job, folder: Path) -> str:
         )
         if spec is not None
     }
-    document["steps"] = explicit_steps(job.steps)
+    document["steps"] = [_lock_step(step, folder) for step in job.steps]
     document["gates"] = job.gates.model_dump(mode="json", exclude_none=True)
     return yaml.safe_dump(document, sort_keys=False, allow_unicode=True)
+
+
+def _lock_step(step: Pass, folder: Path) -> dict[str, dict[str, Any]]:
+    (document,) = explicit_steps([step])
+    # Those of a command are relative to where it was given, which is here.
+    paths = {name: _relative(path, folder) for name, path in _paths_of(step).items()}
+    return {step.name: {**document[step.name], **paths}}
 
 
 def _lock_data(spec: DataSpec, folder: Path) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from slimctl.report.page import (
 )
 from slimctl.report.sizes import dtype_section
 from slimctl.report.steps import attribution_section
+from slimctl.report.training import training_section
 from slimctl.report.words import decibel, size
 
 STYLE = "\n".join((additions.STYLE, bars.STYLE, versions.STYLE))
@@ -63,6 +64,7 @@ def full_page(
         dtype_section(document),
         None if history is None else versions.versions_section(history, own),
         _steps(document),
+        training_section(document),
         _groups(document),
         _skipped(document),
         _latency(document),

