@@ -26,7 +26,6 @@ from benchmarks.artifacts import Artifacts
 from benchmarks.assets import fetch, fetch_one
 from benchmarks.fashion import load
 from benchmarks.harness import ROOT, CommandFailedError, Report
-from demo.__main__ import FONTS
 from demo.pages import write_pages
 from slimctl.evaluate.benchmark import benchmark, speedup
 from slimctl.graph.session import open_session
@@ -53,6 +52,7 @@ _SGD = [
     "--weight-decay",
     "5e-4",
 ]
+_FONTS = ("font-caladea", "font-source-serif", "font-source-sans")
 _ADAM = ["--learning-rate", "3e-3"]
 _FOUR_BITS = ("--weight-type", "int4", "--min-sqnr", "0")
 _AUGMENT = ["--augment", "flip"]
@@ -112,7 +112,7 @@ class _Fashion:
 
     def train_originals(self, report: Report) -> None:
         """Trains both networks from nothing."""
-        made = [sys.executable, "-m", "benchmarks.learners", self.work / "new"]
+        made: Command = [sys.executable, "-m", "benchmarks.learners", self.work / "new"]
         subprocess.run(made, cwd=ROOT, check=True, capture_output=True)
         taken = _together(
             {
@@ -297,7 +297,7 @@ def _recipe(report: Report, bench: _Fashion) -> None:
 def _pages(report: Report, work: Path) -> None:
     """The orientation model, pruned by half, learns from pages without labels."""
     folder = work / "pages"
-    fonts = [path for name in FONTS for path in fetch(name)]
+    fonts = [path for name in _FONTS for path in fetch(name)]
     write_pages(folder / "train", 600, 1, fonts)
     write_pages(folder / "held-out", 400, 2, fonts)
     model = fetch_one("orientation")
@@ -309,22 +309,11 @@ def _pages(report: Report, work: Path) -> None:
     preprocess = ["--preprocess", "imagenet"]
     pruned, distilled = work / "orientation-pruned.onnx", work / "orientation-distilled.onnx"
     data = ["--data", str(unlabeled), *preprocess]
-    taken = _together(
-        {
-            "prune": [
-                *("prune", model, "--calib", str(unlabeled), *preprocess, "--samples", "64"),
-                *("--sparsity", "0.5", "-o", pruned),
-            ]
-        }
-    )
-    taken |= _together(
-        {
-            "distill": [
-                *("distill", pruned, "--teacher", model, *data, "--batch-size", "32"),
-                *("--learning-rate", "1e-3", "--epochs", str(PAGE_EPOCHS), "-o", distilled),
-            ]
-        }
-    )
+    prune = ["prune", str(model), "--calib", str(unlabeled), *preprocess, "--samples", "64"]
+    prune += ["--sparsity", "0.5", "-o", str(pruned)]
+    distill = ["distill", str(pruned), "--teacher", str(model), *data, "--batch-size", "32"]
+    distill += ["--learning-rate", "1e-3", "--epochs", str(PAGE_EPOCHS), "-o", str(distilled)]
+    taken = {**_together({"prune": prune}), **_together({"distill": distill})}
     rows = []
     for title, path in (("original", model), ("pruned", pruned), ("distilled", distilled)):
         rows.append((title, f"{_top1(path, folder / 'held-out', preprocess):.2%}"))

@@ -28,6 +28,7 @@ from benchmarks import (
     runtime,
     sensitivity,
     startup,
+    training_step,
 )
 from benchmarks.artifacts import Artifacts
 from benchmarks.harness import CommandFailedError, Report
@@ -46,6 +47,7 @@ BENCHMARKS: dict[str, Callable[[Artifacts], Report | Iterable[Report]]] = {
     "faults": faults.run,
     "runtime": runtime.run,
     "sensitivity": sensitivity.run,
+    "training_step": training_step.run,
 }
 
 

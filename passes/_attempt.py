@@ -22,16 +22,20 @@ from slimctl.core.contract import (
 )
 from slimctl.core.errors import PassFailedError
 from slimctl.core.target import Target
+from slimctl.evaluate.injection import Injector
 from slimctl.graph.bodies import observable_graphs
 from slimctl.graph.edit import NameScope, clone_model, const_array, remove_dead
 from slimctl.graph.select import Selection
+from slimctl.numerics.affine import Affine, QuantizedType
 from slimctl.passes._exclusions import by_pattern
 from slimctl.passes._exclusions_ranges import by_range, mixed_tensors
-from slimctl.passes._fallback import choose_float_layers, noise_of
+from slimctl.passes._fallback import Noise, choose_float_layers, noise_of
 from slimctl.passes._layers import is_linear
+from slimctl.passes._mixed_words import widened
 from slimctl.passes._placement import Placement, place
 from slimctl.passes._provider_view import look_at
 from slimctl.passes._qdq import Emitter, affines_for
+from slimctl.passes._samples import spread_singles
 from slimctl.passes._weights import WeightSettings
 from slimctl.passes.bias_correction import BiasCorrection, correct_biases
 
@@ -41,6 +45,9 @@ if TYPE_CHECKING:
 _HEADROOM_DB = 3.0
 """Layers are left in float until this much more than asked for is kept: the few samples that are
 looked at were also calibrated with, and others are worse."""
+
+_SAMPLES = 4
+"""Samples that single layers are looked at with; the choice is measured on more."""
 
 _WORTH_DB = 1.0
 """Layers are left in float only for a gain of at least this much."""
@@ -99,9 +106,10 @@ class Built:
         """What was done, and what the provider makes of it."""
         seen = look_at(self.model, target)
         skipped = [item for emitter in self.emitters for item in emitter.placement.skipped]
+        stored = {n.name for e in self.emitters for n in e.layers - e.placement.integer}
         return PassReport(
             changed=self.operators,
-            skipped=(*skipped, *seen.skipped),
+            skipped=(*skipped, *(item for item in seen.skipped if item.node not in stored)),
             notes=(*outcome.notes, *seen.notes, *_notes(self.emitters, self.selection)),
             warnings=tuple(outcome.warnings),
             facts=_facts(self.emitters, self.ranges) | dict(seen.facts),
@@ -124,6 +132,7 @@ class Work:
         self.target = options.effective(context.target)
         self.rule = rule
         self.known: dict[str, Range] = {}
+        self.known_wide: dict[str, Range] = {}
         self.full_range: frozenset[str] = frozenset()
 
     def build(self, selection: Selection) -> Built:
@@ -142,35 +151,36 @@ class Work:
 
     def _emit(self, model: ir.Model, placements: list[Placement]) -> list[Emitter]:
         names = NameScope(model)
-        options, target = self.options, self.target
+        options = self.options
         weights = WeightSettings(
             bool(options.per_channel),
             options.reduce_range in ("all", "learned"),
             unsigned=options.weight_type == "uint8",
             power_of_two=bool(options.power_of_two),
+            bits=4 if options.weight_type == "int4" else 8,
         )
-        emitters = [
-            Emitter(
-                names,
-                placement,
-                target,
-                affines_for(
-                    placement,
-                    self.known,
-                    options.activation_kind(),
-                    target,
-                    power_of_two=weights.power_of_two,
-                ),
-                weights,
-                self.full_range,
-            )
-            for placement in placements
-        ]
+        emitters = [self._emitter(names, placement, weights) for placement in placements]
         # Branches first: what they read from the graphs around them is still in place then.
         for emitter in reversed(emitters):
             emitter.emit()
         remove_dead(model)  # the float weights
         return emitters
+
+    def _emitter(self, names: NameScope, placement: Placement, weights: WeightSettings) -> Emitter:
+        usual = self._affines(placement, self.known, self.options.activation_kind())
+        affines, narrow = usual, {}
+        if placement.wide_tensors:
+            kind = widened(self.options.activation_kind())
+            wide = self._affines(placement, {**self.known, **self.known_wide}, kind)
+            affines = {v: wide[v] if v in placement.wide_tensors else usual[v] for v in usual}
+            narrow = {value: usual[value] for value in placement.wide_tensors}
+        return Emitter(names, placement, self.target, affines, weights, self.full_range, narrow)
+
+    def _affines(
+        self, placement: Placement, ranges: Mapping[str, Range], kind: QuantizedType
+    ) -> dict[ir.Value, Affine]:
+        power_of_two = bool(self.options.power_of_two)
+        return affines_for(placement, ranges, kind, self.target, power_of_two=power_of_two)
 
     def _calibrated(self, model: ir.Model, selection: Selection) -> list[Placement]:
         """Placements in which every tensor has a range; tensors without one drop out of them."""
@@ -195,6 +205,7 @@ class Work:
                     self.known.setdefault(
                         value.name or "", _union(self.known[s.name or ""] for s in group)
                     )
+                self._learn_wide(placements, model)
                 return placements
             else:
                 assert not missing <= unusable, "a tensor without a range is not placed again"
@@ -216,16 +227,34 @@ class Work:
                 observed.append(source.name or "")
             else:
                 self.known[source.name or ""] = known
-        request = RangeRequest(
-            tensors=tuple(observed),
-            method=self.rule.method,
-            percentile=self.options.percentile,
-            levels=self.options.activation_kind().levels,
-            symmetric=self.target.activation_symmetric,
-            exponent=self.rule.exponent,
-        )
         if observed:
-            self.known |= self.context.ranges(model, request)
+            kind = self.options.activation_kind()
+            self.known |= self.context.ranges(model, self._request(observed, self.rule, kind))
+
+    def _learn_wide(self, placements: list[Placement], model: ir.Model) -> None:
+        """Ranges of tensors of 16 bits where others have 8: by ``auto`` nothing is clipped."""
+        sources = {
+            source.name or ""
+            for placement in placements
+            for value in placement.wide_tensors
+            for source in placement.sources[value]
+            if known_range(source, self.target) is None
+        }
+        unknown = sorted(sources - self.known_wide.keys())
+        if unknown:
+            rule = Rule("minmax") if self.options.calibration == "auto" else self.rule
+            kind = widened(self.options.activation_kind())
+            self.known_wide |= self.context.ranges(model, self._request(unknown, rule, kind))
+
+    def _request(self, tensors: Sequence[str], rule: Rule, kind: QuantizedType) -> RangeRequest:
+        return RangeRequest(
+            tensors=tuple(tensors),
+            method=rule.method,
+            percentile=self.options.percentile,
+            levels=kind.levels,
+            symmetric=self.target.activation_symmetric,
+            exponent=rule.exponent,
+        )
 
     # accuracy
 
@@ -249,12 +278,7 @@ class Work:
         if min(corrected.values()) >= floor_db:
             return built
         layers = built.layers()
-        alone = {
-            layer: noise_of(self._fidelity(self.build(self._only(layer, layers)).model, "many"))
-            for layer in self.context.progress.track(
-                iter(layers), total=len(layers), label="finding sensitive layers"
-            )
-        }
+        alone = self._noise_alone(built)
 
         def measure(chosen: Sequence[str]) -> float:
             rest = self.build(self._without(chosen, alone)).model
@@ -279,6 +303,27 @@ class Work:
             )
         return built
 
+    def _noise_alone(self, built: Built) -> dict[str, Noise]:
+        """Noise of each layer by itself: estimated for all at once, or else measured."""
+        layers = built.layers()
+        whole = clone_model(built.model)
+        self._correct(whole)
+        samples = spread_singles(self.model, self.context, _SAMPLES)
+        main = {node.name for node in self.model.graph}  # errors are not injected into branches
+        groups = {layer: (layer,) for layer in layers if layer in main}
+        losses = Injector(self.model, samples).losses(whole, groups) if groups else {}
+        found: dict[str, Noise] = {}
+        for layer in self.context.progress.track(
+            iter(layers), total=len(layers), label="finding sensitive layers"
+        ):
+            loss = losses.get(layer)
+            if loss is not None:
+                found[layer] = noise_of({name: level.db for name, level in loss.outputs.items()})
+            else:
+                only = self.build(self._only(layer, layers)).model
+                found[layer] = noise_of(self._fidelity(only, "many"))
+        return found
+
     def _only(self, layer: str, layers: Sequence[str]) -> Selection:
         reasons = {other: "not looked at" for other in layers if other != layer}
         return Selection(self.options.include, self.options.exclude, reasons)
@@ -291,9 +336,13 @@ class Work:
 
     def _fidelity(self, model: ir.Model, samples: SampleSet = "few") -> Mapping[str, float]:
         """SQNR as it will be once a later bias-correction has run; the model is used up."""
+        self._correct(model)
+        return self.context.fidelity(model, samples)
+
+    def _correct(self, model: ir.Model) -> None:
+        """Does what a later bias-correction will do."""
         if BiasCorrection.name in self.context.later:
             correct_biases(model, self.model, self.context)
-        return self.context.fidelity(model, samples)
 
 
 def _reason(noise: Mapping[str, float]) -> str:

@@ -1,17 +1,19 @@
-"""Mixed precision: which layers stay in float, chosen by what they spoil and what float costs.
+"""Mixed precision: what each layer is computed in, chosen by what it spoils and what it costs.
 
 Noise comes from the errors of single layers (:mod:`slimctl.evaluate.injection`), time from
-onnxruntime's profile of the float and of the quantized model, and the price of a conversion from
-a model in which every second layer is in float. What was chosen by these is measured, and changed
-until the bounds hold.
+onnxruntime's profiles of the model in each precision, and the price of a conversion from a model in
+which every second layer is in float. What was chosen by these is measured, and changed until the
+bounds hold.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import permutations
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import onnx_ir as ir
 
@@ -21,28 +23,39 @@ from slimctl.evaluate.benchmark import benchmark
 from slimctl.evaluate.injection import Injector
 from slimctl.evaluate.probing import Probing
 from slimctl.evaluate.profile import Profile, profile
-from slimctl.graph.cost import node_costs
 from slimctl.graph.edit import clone_model
 from slimctl.graph.save import weight_bytes
-from slimctl.graph.select import Selection
+from slimctl.graph.session import CPU
 from slimctl.passes._attempt import Built, Outcome, Work
 from slimctl.passes._fallback import Noise, noise_of
-from slimctl.passes._mixed_choice import Bag, Boundary, Judge, Search
-from slimctl.passes._plan import Plan, read_plan
+from slimctl.passes._mixed_candidates import Candidates, View, build, candidates, possible
+from slimctl.passes._mixed_choice import Bag, Judge, Search
+from slimctl.passes._mixed_costs import Costs, bit_operations, sizes, times
+from slimctl.passes._mixed_words import Choice, Precision, all_of, counted, usual_precision
+from slimctl.passes._plan import Plan, read_plan, refusal
 from slimctl.passes._samples import spread_singles
 from slimctl.passes.bias_correction import BiasCorrection, correct_biases
 
 if TYPE_CHECKING:
     from slimctl.passes.quantize_static import QuantizeStatic
 
-_SAMPLES = 4
+_SAMPLES: Final = 4
 """Samples that noise is measured on."""
 
-_EXACT = 1e-9
+_EXACT: Final = 1e-9
 """0.98 - 0.97 is 0.010000000000000009 in floating point; a bound of 0.01 means to allow it."""
 
 _ROUNDS, _SECONDS = 12, 10.0
 """Of measuring latency."""
+
+_SAME_SIZE: Final = 1.01
+"""Weights that are stored alike differ by their scales and biases."""
+
+_SILENT: Final = 1e-12
+"""Noise that is none: 120 dB below the signal."""
+
+_SAME_DB: Final = 0.3
+"""Estimates of noise from :data:`_SAMPLES` samples are no better than this."""
 
 
 class Mixed(NamedTuple):
@@ -82,7 +95,7 @@ class Bounds:
 
 
 def mix(options: QuantizeStatic, work: Work, built: Built, outcome: Outcome) -> Mixed:
-    """Chooses what stays in float, or does what a plan says.
+    """Chooses the precision of each layer, or does what a plan says.
 
     Args:
         options: Bounds, the objective, or a plan.
@@ -95,25 +108,59 @@ def mix(options: QuantizeStatic, work: Work, built: Built, outcome: Outcome) -> 
         PassFailedError: No choice keeps the bounds.
     """
     if options.plan is not None:
-        plan = read_plan(Path(options.plan))
-        plan.check(built.layers())
-        floating = plan.floating
-        outcome.notes.append(f"{len(floating)} layers in float by the plan '{options.plan}'")
-        return _mixed(work, built, floating, None)
+        return _planned(Path(options.plan), work, built, outcome)
     return _Mixer(options, work, built, outcome).mix()
 
 
-def _mixed(work: Work, whole: Built, floating: frozenset[str], costs: _Costs | None) -> Mixed:
-    built = work.build(_selection(work, floating)) if floating else whole
-    names = whole.layers()
-    plan = Plan(layers={n: "float" if n in floating else "quantized" for n in names})
-    tables = () if costs is None or not floating else (costs.table(floating),)
-    return Mixed(built, plan, tables)
+def _planned(path: Path, work: Work, built: Built, outcome: Outcome) -> Mixed:
+    able = possible(work, built)
+    choice = read_plan(path).choice(able, path)
+    mixed = _Choices(work, built).mixed(choice)
+    for layer, problem in View(work, built).refused(mixed.built, choice).items():
+        reason = f"{work.context.target.name} does not run that: {problem.reason}"
+        raise refusal(path, layer, choice[layer], f"{reason} ({problem.found})", able[layer])
+    outcome.notes.append(f"layers: {counted(choice)}, by the plan '{path}'")
+    return mixed
 
 
-def _selection(work: Work, floating: Collection[str]) -> Selection:
-    reasons = dict.fromkeys(floating, "left in float by mixed precision")
-    return Selection(work.options.include, work.options.exclude, reasons)
+class _Choices:
+    """Builds what choices make.
+
+    Args:
+        work: Of the float model.
+        built: With everything quantized as the options say.
+    """
+
+    def __init__(self, work: Work, built: Built) -> None:
+        self._work = work
+        self._whole = built
+        self.start: Choice = {name: kinds[0] for name, kinds in possible(work, built).items()}
+
+    def build(self, choice: Choice) -> Built:
+        """The model."""
+        return self._whole if choice == self.start else build(self._work, choice)
+
+    def mixed(self, choice: Choice, *tables: ReportTable) -> Mixed:
+        """The model with its plan."""
+        return Mixed(self.build(choice), Plan(layers=dict(choice)), tables)
+
+
+class _Whole(NamedTuple):
+    """A model with all layers in one precision: what was measured, and its noise added up."""
+
+    seconds: float
+    size_bytes: int
+    sqnr_db: float
+
+    def __str__(self) -> str:
+        size = f"{self.size_bytes / 1e6:.2f} MB"
+        return f"{self.seconds * 1e3:.1f} ms, {size}, {self.sqnr_db:.1f} dB"
+
+    def is_beaten(self, other: _Whole, *, by_size: bool) -> bool:
+        """Whether the other is no slower, no bigger where that counts, and as good."""
+        bigger = other.size_bytes > self.size_bytes * _SAME_SIZE
+        slower = other.seconds > self.seconds
+        return not slower and not (bigger and by_size) and other.sqnr_db >= self.sqnr_db - _SAME_DB
 
 
 class _Mixer:
@@ -123,6 +170,9 @@ class _Mixer:
         self._context: Context = work.context
         self._built = built
         self._outcome = outcome
+        self._usual = usual_precision(work.options.activation_type)
+        self._choices = _Choices(work, built)
+        self._profiles: dict[Precision, Profile] = {}
         self._bounds = Bounds(
             options.min_sqnr or None,
             options.max_metric_drop,
@@ -138,23 +188,25 @@ class _Mixer:
                 "--mixed-precision", "It needs calibration data", fix="give --calib SOURCE"
             )
         judged = self._judge_for(bounds)
-        if not bounds.limits_cost and judged(frozenset()).kept:
+        start = self._choices.start
+        if not bounds.limits_cost and judged(start).kept:
             self._outcome.notes.append("every layer is quantized: that keeps the bounds")
-            return _mixed(self._work, self._built, frozenset(), None)
-        costs = self._costs()
-        bag = Bag(self._noise(), costs.cost, costs.boundaries)
+            return self._choices.mixed(start)
+        found, noise = self._worthwhile()
+        costs = self._costs(found)
+        by_layer = {n: {k: noise[k].get(n, {}) for k in kinds} for n, kinds in found.kinds.items()}
+        bag = Bag(by_layer, costs.cost, costs.boundaries, costs.prices)
         search = Search(bag, judged)
-        if bounds.limits_cost:
-            return self._within(search, bag, costs, judged)
-        chosen = search.cheapest()
+        chosen = self._within(search, costs) if bounds.limits_cost else search.cheapest()
         if chosen is None:
-            raise self._out_of_reach(judged)
-        self._note(chosen, bag, search, judged)
-        return _mixed(self._work, self._built, chosen, costs)
+            raise self._out_of_reach(search, bag.finest())
+        self._note(chosen, search, start)
+        table = costs.table(chosen, start)
+        return self._choices.mixed(chosen, *([table] if table.rows else []))
 
     # bounds on accuracy
 
-    def _judge_for(self, bounds: Bounds) -> Callable[[frozenset[str]], Judge]:
+    def _judge_for(self, bounds: Bounds) -> Callable[[Choice], Judge]:
         if bounds.max_metric_drop is None:
             return self._by_sqnr
         before = self._context.metric(self._work.model)
@@ -166,94 +218,80 @@ class _Mixer:
             )
         bound = bounds.max_metric_drop
 
-        def judge(floating: frozenset[str]) -> Judge:
-            after = self._context.metric(self._corrected(floating))
+        def judge(choice: Choice) -> Judge:
+            after = self._context.metric(self._corrected(choice))
             assert after is not None, "there is a metric"
-            kept = before - after <= bound + _EXACT and self._by_sqnr(floating).kept
+            kept = before - after <= bound + _EXACT and self._by_sqnr(choice).kept
             return Judge(kept, after - before)
 
         return judge
 
-    def _by_sqnr(self, floating: frozenset[str]) -> Judge:
-        found = self._context.fidelity(self._corrected(floating), "many")
+    def _by_sqnr(self, choice: Choice) -> Judge:
+        found = self._context.fidelity(self._corrected(choice), "many")
         worst = min(found.values(), default=0.0)
         floor = self._bounds.min_sqnr
         return Judge(floor is None or worst >= floor, worst)
 
-    def _corrected(self, floating: frozenset[str]) -> ir.Model:
+    def _corrected(self, choice: Choice) -> ir.Model:
         """The model as it will be, once a later bias-correction has run."""
-        built = self._work.build(_selection(self._work, floating)) if floating else self._built
+        return self._as_it_will_be(self._choices.build(choice))
+
+    def _as_it_will_be(self, built: Built) -> ir.Model:
         if BiasCorrection.name not in self._context.later:
             return built.model
         model = clone_model(built.model)
         correct_biases(model, self._work.model, self._context)
         return model
 
-    def _out_of_reach(self, judge: Callable[[frozenset[str]], Judge]) -> PassFailedError:
+    def _out_of_reach(self, search: Search, finest: Choice) -> PassFailedError:
         bounds = self._bounds
-        all_but_one = frozenset(self._built.layers()[1:])
-        best = judge(all_but_one).value
+        best = search.judge(finest).value
         if bounds.max_metric_drop is None:
             what = f"--min-sqnr {bounds.min_sqnr:g}", f"{best:.1f} dB"
         else:
             what = f"--max-metric-drop {bounds.max_metric_drop:g}", f"a drop of {-best:.4f}"
         return PassFailedError(
             "quantize-static",
-            f"No choice of layers keeps {what[0]}: with one layer quantized there is {what[1]}",
+            f"No choice of precisions keeps {what[0]}: with {counted(finest)} there is {what[1]}",
             fix="loosen the bound, or leave nodes in float with --exclude",
         )
 
-    def _note(
-        self,
-        chosen: frozenset[str],
-        bag: Bag,
-        search: Search,
-        judge: Callable[[frozenset[str]], Judge],
-    ) -> None:
+    def _note(self, chosen: Choice, search: Search, start: Choice) -> None:
         unit = " dB" if self._bounds.max_metric_drop is None else " against the original's metric"
-        before, after = judge(frozenset()).value, judge(chosen).value
+        before, after = search.judge(start).value, search.judge(chosen).value
         digits = ".1f" if unit == " dB" else "+.4f"
         self._outcome.notes.append(
-            f"{len(chosen)} of {len(bag.noise)} layers in float: {after:{digits}}{unit} instead of "
+            f"layers: {counted(chosen)}; {after:{digits}}{unit} instead of "
             f"{before:{digits}}; {search.measured} choices measured"
         )
 
     # bounds on cost
 
-    def _within(
-        self,
-        search: Search,
-        bag: Bag,
-        costs: _Costs,
-        judge: Callable[[frozenset[str]], Judge],
-    ) -> Mixed:
-        """As many layers in float as the bound on cost allows, those that help most first."""
-        budget = self._budget(costs)
-        chosen = search.best_within(budget)
-        chosen = self._fitting(chosen, bag)
+    def _within(self, search: Search, costs: Costs) -> Choice:
+        """As precise as the bound on cost allows, what helps most first."""
+        choices = search.within(self._budget(costs))
+        chosen = self._fitting(choices)
         if self._bounds.min_sqnr or self._bounds.max_metric_drop is not None:
-            found = judge(chosen)
+            found = search.judge(chosen)
             if not found.kept:
                 raise PassFailedError(
                     "quantize-static",
-                    f"The bounds on cost leave {len(chosen)} layers in float, and the bound on "
-                    f"accuracy is missed ({found.value:.4g})",
+                    f"The bounds on cost allow {counted(chosen)}, and the bound on accuracy is "
+                    f"missed ({found.value:.4g})",
                     fix="loosen one of them",
                 )
-        self._note(chosen, bag, search, judge)
-        return _mixed(self._work, self._built, chosen, costs)
+        return chosen
 
-    def _budget(self, costs: _Costs) -> float:
+    def _budget(self, costs: Costs) -> float:
         bounds = self._bounds
         if bounds.max_size is not None:
-            left = bounds.max_size * costs.float_total - costs.quantized_total
             name, share = "--max-size", bounds.max_size
         else:
             assert bounds.max_latency is not None, "a bound on cost"
-            left = bounds.max_latency * costs.float_total - costs.quantized_total
             name, share = "--max-latency", bounds.max_latency
+        left = share * costs.float_total - costs.usual_total
         if left < 0:
-            least = costs.quantized_total / costs.float_total
+            least = costs.usual_total / costs.float_total
             raise PassFailedError(
                 "quantize-static",
                 f"{name} {share:g} is out of reach: with every layer quantized it is {least:.3f}",
@@ -261,26 +299,25 @@ class _Mixer:
             )
         return left
 
-    def _fitting(self, chosen: frozenset[str], bag: Bag) -> frozenset[str]:
-        """The longest beginning of the choice for which what is measured keeps the bound on time.
+    def _fitting(self, choices: list[Choice]) -> Choice:
+        """The last choice for which what is measured keeps the bound on time.
 
         Looked for by bisection: a measurement takes seconds.
         """
         bound = self._bounds.max_latency
-        order = [layer for layer in bag.order() if layer in chosen]
-        if bound is None or not order or self._time_share(chosen) <= bound:
-            return chosen
-        low, high = 0, len(order) - 1
+        if bound is None or len(choices) == 1 or self._time_share(choices[-1]) <= bound:
+            return choices[-1]
+        low, high = 0, len(choices) - 2
         while low < high:
             middle = (low + high + 1) // 2
-            if self._time_share(frozenset(order[:middle])) <= bound:
+            if self._time_share(choices[middle]) <= bound:
                 low = middle
             else:
                 high = middle - 1
-        return frozenset(order[:low])
+        return choices[low]
 
-    def _time_share(self, floating: frozenset[str]) -> float:
-        built = self._work.build(_selection(self._work, floating))
+    def _time_share(self, choice: Choice) -> float:
+        built = self._choices.build(choice)
         feeds = self._context.example()
         assert feeds is not None, "there are data"
         before, after = benchmark(
@@ -293,150 +330,118 @@ class _Mixer:
         )
         return after.p50 / before.p50
 
-    # what the choice is made by
+    # what there is to choose from
 
-    def _noise(self) -> dict[str, Noise]:
-        """Noise of each layer by output, in the order of the graph."""
+    def _worthwhile(self) -> tuple[Candidates, dict[Precision, dict[str, Noise]]]:
+        """The precisions that the target runs and that pay for themselves, with their noise."""
+        found = candidates(self._work, self._built)
+        noise = self._noise(found)
+        if not self._is_measurable:
+            return found, noise
+        for kind, reason in self._beaten(found, noise).items():
+            self._outcome.notes.append(reason)
+            found = found.without(kind)
+        return found, noise
+
+    def _beaten(
+        self, found: Candidates, noise: Mapping[Precision, Mapping[str, Noise]]
+    ) -> dict[Precision, str]:
+        """Precisions that another one beats, with the reason.
+
+        Where time is what counts, float beats what is slower: nothing is as exact.
+        """
+        facts = {
+            kind: _Whole(self._profile(kind, model).kernels, weight_bytes(model), _db(noise[kind]))
+            for kind, model in self._models(found).items()
+        }
+        by_size = self._options.minimize == "size"
+        beaten: dict[Precision, str] = {}
+        for (kind, own), (other, better) in permutations(facts.items(), 2):
+            if kind in (self._usual, "float", *beaten) or other in beaten:
+                continue
+            beats = own.is_beaten(better, by_size=by_size or other != "float")
+            if beats and not is_finer(noise[kind], noise[other]):
+                beaten[kind] = f"no candidate: {kind} ({own}); {other} has {better}"
+        return beaten
+
+    def _models(self, found: Candidates) -> dict[Precision, ir.Model]:
+        models: dict[Precision, ir.Model] = {k: built.model for k, built in found.whole.items()}
+        return {**models, "float": self._work.model}
+
+    def _profile(self, kind: Precision, model: ir.Model) -> Profile:
+        """Of the model with all layers in one precision."""
+        if kind not in self._profiles:
+            self._profiles[kind] = self._measured(model)
+        return self._profiles[kind]
+
+    def _measured(self, model: ir.Model) -> Profile:
+        feeds = self._context.example()
+        assert feeds is not None, "there are data"
+        return profile(model, feeds, threads=1)
+
+    def _noise(self, found: Candidates) -> dict[Precision, dict[str, Noise]]:
+        """Noise of each layer by output, by precision."""
         samples = spread_singles(self._work.model, self._context, _SAMPLES)
-        layers = self._built.layers()
-        whole = self._corrected(frozenset())
         injector = Injector(self._work.model, samples)
-        losses = injector.losses(whole, {layer: (layer,) for layer in layers})
         probing: Probing | None = None
-        found: dict[str, Noise] = {}
-        for layer, loss in losses.items():
-            known = loss
-            if known is None:
-                probing = probing or Probing(self._work.model, samples)
-                known = probing.loss(self._work.build(self._only(layer)).model)
-            found[layer] = noise_of({name: level.db for name, level in known.outputs.items()})
-        return found
+        noise: dict[Precision, dict[str, Noise]] = {"float": {}}
+        for kind, built in found.whole.items():
+            layers = [name for name, kinds in found.kinds.items() if kind in kinds]
+            losses = injector.losses(self._as_it_will_be(built), {n: (n,) for n in layers})
+            noise[kind] = {}
+            for layer, loss in losses.items():
+                known = loss
+                if known is None:
+                    probing = probing or Probing(self._work.model, samples)
+                    only = build(self._work, all_of(found.kinds, kind, (layer,)))
+                    known = probing.loss(only.model)
+                noise[kind][layer] = noise_of({n: level.db for n, level in known.outputs.items()})
+        return noise
 
-    def _only(self, layer: str) -> Selection:
-        others = frozenset(self._built.layers()) - {layer}
-        return _selection(self._work, others)
+    # costs
 
-    def _costs(self) -> _Costs:
+    @property
+    def _is_measurable(self) -> bool:
+        """Whether time here says something about the target."""
+        return self._context.target.provider == CPU
+
+    def _costs(self, found: Candidates) -> Costs:
         by_size = self._options.minimize == "size" and self._bounds.max_latency is None
         if by_size or self._bounds.max_size is not None:
-            return _sizes(self._work.model, self._built)
-        return _times(self._work, self._built, self._context)
+            return sizes(self._work.model, found, self._usual)
+        if not self._is_measurable and self._bounds.max_latency is None:
+            self._outcome.notes.append(
+                f"layers are counted by bit operations: {self._context.target.provider} is not "
+                "here to be measured"
+            )
+            return bit_operations(self._work.model, found, self._usual)
+        start = self._choices.start
+        alternating: Choice = {**start, **all_of(list(start)[::2], "float", ())}
+        return times(
+            self._work.model,
+            found,
+            self._usual,
+            {kind: self._profile(kind, model) for kind, model in self._models(found).items()},
+            self._measured(self._choices.build(alternating).model),
+        )
 
 
-@dataclass(frozen=True)
-class _Costs:
-    """What layers cost in float, in seconds or bytes.
+def is_finer(noise: Mapping[str, Noise], other: Mapping[str, Noise]) -> bool:
+    """Whether some layer makes less than half of the noise that it makes otherwise.
 
-    Attributes:
-        unit: The unit.
-        cost: By layer, what more it costs in float.
-        boundaries: Conversions.
-        float_total: Of the float model.
-        quantized_total: With everything quantized.
+    All layers added up, the loudest ones hide the others.
     """
-
-    unit: str
-    cost: Mapping[str, float]
-    boundaries: tuple[Boundary, ...]
-    float_total: float
-    quantized_total: float
-
-    def table(self, floating: frozenset[str]) -> ReportTable:
-        """The layers in float."""
-        scale, unit = (1e3, "ms") if self.unit == "s" else (1e-3, "kB")
-        rows = [(n, f"{c * scale:+.3f}") for n, c in self.cost.items() if n in floating]
-        return ReportTable("Layers in float", ("layer", f">costs {unit}"), rows)
-
-
-def _sizes(model: ir.Model, built: Built) -> _Costs:
-    """Bytes of weights: those of a layer shrink from its float type to 8 bits."""
-    quantized, whole = weight_bytes(built.model), weight_bytes(model)
-    bytes_of = {cost.name: cost.weight_bytes for cost in node_costs(model)}
-    layers = built.layers()
-    total = sum(bytes_of.get(layer, 0) for layer in layers)
-    share = (whole - quantized) / total if total else 0.0
-    return _Costs("B", {n: bytes_of.get(n, 0) * share for n in layers}, (), whole, quantized)
-
-
-def _times(work: Work, built: Built, context: Context) -> _Costs:
-    """Seconds in onnxruntime on one thread."""
-    feeds = context.example()
-    assert feeds is not None, "there are data"
-    layers = built.layers()
-    alternating = work.build(_selection(work, layers[::2]))
-    whole, quantized, mixed = (
-        profile(model, feeds, threads=1) for model in (work.model, built.model, alternating.model)
+    return any(
+        _worst(noise[layer]) < _worst(other[layer]) / 2 for layer in noise.keys() & other.keys()
     )
-    slow, fast = _seconds_by_layer(whole, layers), _seconds_by_layer(quantized, layers)
-    known = [layer for layer in layers if layer in slow and layer in fast]
-    ratio = sum(fast[n] for n in known) / max(sum(slow[n] for n in known), 1e-12)
-    typical = sum(slow[n] for n in known) / max(len(known), 1)
-    cost = {}
-    for layer in layers:
-        before = slow.get(layer, typical)
-        cost[layer] = before - fast.get(layer, before * ratio)
-    price = _price_of_conversion(mixed)
-    boundaries = tuple(_boundaries(work.model, layers, price))
-    return _Costs("s", cost, boundaries, whole.kernels, quantized.kernels)
 
 
-def _seconds_by_layer(found: Profile, layers: Collection[str]) -> dict[str, float]:
-    """Time of the kernel that computes each layer; shared ones are shared."""
-    seconds: dict[str, float] = {}
-    for node in found.nodes:
-        own = [name for name in {node.name, *node.covers} if name in layers]
-        for name in own:
-            seconds[name] = seconds.get(name, 0.0) + node.seconds / len(own)
-    return seconds
+def _worst(noise: Noise) -> float:
+    return max(noise.values(), default=0.0)
 
 
-_CONVERSIONS = ("QuantizeLinear", "DequantizeLinear")
-
-
-def _price_of_conversion(found: Profile) -> float:
-    """Seconds per byte that a Q or DQ reads and writes."""
-    converting = [node for node in found.nodes if node.op_type in _CONVERSIONS]
-    moved = sum(node.cost.activation_bytes or 0 for node in converting)
-    return sum(node.seconds for node in converting) / moved if moved else 0.0
-
-
-_BYTES = 5
-"""A conversion reads 4 bytes and writes 1, or the other way round."""
-
-
-def _boundaries(model: ir.Model, layers: Collection[str], price: float) -> Iterator[Boundary]:
-    """Pairs of layers of which one reads what the other makes, other operators between them."""
-    for node in model.graph:
-        if node.name not in layers or node.inputs[0] is None:
-            continue
-        elements = _elements(node.inputs[0])
-        for source in _sources(node.inputs[0], layers):
-            yield Boundary(source, node.name or "", price * _BYTES * elements)
-
-
-def _elements(value: ir.Value) -> int:
-    """Elements of one sample; open dimensions count once."""
-    if value.shape is None:
-        return 0
-    count = 1
-    for size in value.shape:
-        count *= size if isinstance(size, int) else 1
-    return count
-
-
-def _sources(value: ir.Value, layers: Collection[str]) -> set[str]:
-    """The layers that a tensor is made of without another layer between."""
-    found: set[str] = set()
-    seen: set[ir.Value] = set()
-    pending = [value]
-    while pending:
-        current = pending.pop()
-        node = current.producer()
-        if current in seen or node is None:
-            continue
-        seen.add(current)
-        if node.name in layers:
-            found.add(node.name or "")
-        else:
-            pending += [read for read in node.inputs if read is not None]
-    return found
+def _db(noise: Mapping[str, Noise]) -> float:
+    """SQNR of the output that has most noise, that of all layers added up."""
+    outputs = {output for each in noise.values() for output in each}
+    totals = (sum(each.get(output, 0.0) for each in noise.values()) for output in outputs)
+    return -10.0 * math.log10(max((_SILENT, *totals)))

@@ -1,31 +1,34 @@
-"""Which layers to leave in float: a knapsack of the noise that they make and what float costs.
+"""Which precision each layer gets: a knapsack of the noise that layers make and what they cost.
 
-Noise of layers that are quantized adds up, to a good approximation (Zhou et al., Adaptive
-Quantization for Deep Neural Networks, AAAI 2018, section 4). What float costs is time or bytes;
-where a float layer and a quantized one meet, a conversion comes on top.
+Noise of layers adds up, to a good approximation (Zhou et al., Adaptive Quantization for Deep Neural
+Networks, AAAI 2018, section 4). Cost is time or bytes; where two layers of different precision
+meet, conversions come on top. One precision is taken for each layer (the multiple-choice knapsack
+problem), by the best step at a time (Sinha and Zoltners, The Multiple-Choice Knapsack Problem,
+Operations Research 27, 1979), and repaired by measuring.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
 from slimctl.passes._fallback import Noise
+from slimctl.passes._mixed_words import Choice, Precision, named
 
 
 class Boundary(NamedTuple):
     """Two layers, one of which reads what the other one makes.
 
     Attributes:
-        first: Name of the one.
-        second: Name of the other.
-        cost: Of the conversion between them when only one of them is in float.
+        first: Name of the one that makes it.
+        second: Name of the one that reads it.
+        elements: Of the tensor between them.
     """
 
     first: str
     second: str
-    cost: float
+    elements: float
 
 
 @dataclass(frozen=True)
@@ -33,14 +36,18 @@ class Bag:
     """The layers of a model, what they cost and what they spoil.
 
     Attributes:
-        noise: By layer, when it alone is quantized.
-        cost: By layer, what more it costs in float; negative where float is cheaper.
+        noise: By layer and precision, when it alone is changed. The first precision of a layer is
+            where a search begins.
+        cost: By layer and precision, in any order of the precisions.
         boundaries: Between layers.
+        prices: Of one element, by the precisions of the layer that makes it and of the one that
+            reads it; what is missing costs nothing.
     """
 
-    noise: Mapping[str, Noise]
-    cost: Mapping[str, float]
+    noise: Mapping[str, Mapping[Precision, Noise]]
+    cost: Mapping[str, Mapping[Precision, float]]
     boundaries: Sequence[Boundary] = ()
+    prices: Mapping[tuple[Precision, Precision], float] = field(default_factory=dict)
     _touching: dict[str, list[Boundary]] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -48,62 +55,114 @@ class Bag:
             for layer in (boundary.first, boundary.second):
                 self._touching.setdefault(layer, []).append(boundary)
 
-    def total_cost(self, floating: Collection[str]) -> float:
-        """What these layers cost in float, conversions included."""
-        converted = sum(b.cost for b in self.boundaries if _is_between(b, floating))
-        return sum(self.cost[layer] for layer in floating) + converted
+    def start(self) -> Choice:
+        """Every layer in the first of its precisions."""
+        return {layer: next(iter(kinds)) for layer, kinds in self.noise.items()}
 
-    def total_noise(self, floating: Collection[str]) -> dict[str, float]:
-        """The noise of all others, by output."""
-        outputs = {output for noise in self.noise.values() for output in noise}
-        return {
-            output: sum(
-                noise.get(output, 0.0)
-                for layer, noise in self.noise.items()
-                if layer not in floating
-            )
-            for output in outputs
-        }
+    def total_cost(self, choice: Choice) -> float:
+        """What a choice costs, conversions included."""
+        own = sum(self.cost[layer][kind] for layer, kind in choice.items())
+        return own + sum(self._converted(boundary, choice) for boundary in self.boundaries)
 
-    def added_cost(self, layer: str, floating: Collection[str]) -> float:
-        """What one more layer in float costs."""
-        change = self.cost[layer]
+    def _converted(self, boundary: Boundary, choice: Choice) -> float:
+        kinds = choice[boundary.first], choice[boundary.second]
+        return boundary.elements * self.prices.get(kinds, 0.0)
+
+    def total_noise(self, choice: Choice) -> dict[str, float]:
+        """The noise of a choice, by output."""
+        total = dict.fromkeys(
+            (o for kinds in self.noise.values() for noise in kinds.values() for o in noise), 0.0
+        )
+        for layer, kind in choice.items():
+            for output, noise in self.noise[layer][kind].items():
+                total[output] += noise
+        return total
+
+    def added_cost(self, step: Step, choice: Choice) -> float:
+        """What a step costs more, starting from a choice."""
+        layer, kind = step
+        after = {**choice, layer: kind}
+        change = self.cost[layer][kind] - self.cost[layer][choice[layer]]
         for boundary in self._touching.get(layer, ()):
-            other = boundary.second if boundary.first == layer else boundary.first
-            change += -boundary.cost if other in floating else boundary.cost
+            change += self._converted(boundary, after) - self._converted(boundary, choice)
         return change
 
-    def order(self) -> tuple[str, ...]:
-        """All layers, the one that is best in float first, and so on.
+    def steps(self) -> list[Step]:
+        """How noise goes down from :meth:`start` to the least that there is, the best step first.
 
         Best is what takes away most noise of the output that has most, for what it costs. What
-        costs nothing comes first.
+        costs nothing comes first. The step after which every layer would be in float is left out:
+        there would be nothing to do.
         """
-        floating: dict[str, None] = {}
-        left = self.total_noise(())
-        while len(floating) < len(self.noise):
-            rest = [layer for layer in self.noise if layer not in floating]
-            best = min(rest, key=lambda layer: self._rank(layer, floating, left))
-            floating[best] = None
-            left = {o: max(n - self.noise[best].get(o, 0.0), 0.0) for o, n in left.items()}
-        return tuple(floating)
+        choice = dict(self.start())
+        at_first = self.total_noise(choice)
+        found: list[Step] = []
+        while True:
+            left = self.total_noise(choice)
+            better = [
+                (self._rank(step, gain, choice), step)
+                for step in self._possible(choice, at_first)
+                if (gain := self._gain(step, choice, left)) > 0
+            ]
+            if not better:
+                return found
+            _, (layer, kind) = min(better)
+            choice[layer] = kind
+            found.append(Step(layer, kind))
 
-    def _rank(
-        self, layer: str, floating: Collection[str], left: Mapping[str, float]
-    ) -> tuple[int, float, str]:
-        """The less the better."""
-        gain = max(
-            (self.noise[layer].get(output, 0.0) / noise for output, noise in left.items() if noise),
-            default=0.0,
+    def finest(self) -> Choice:
+        """The choice with the least noise that leaves something to do: all but one layer float."""
+        at_first = self.total_noise(self.start())
+        _, layer, kind = min(
+            (self._level(layer, kind, at_first), layer, kind)
+            for layer, kinds in self.noise.items()
+            for kind in kinds
+            if kind != "float"
         )
-        cost = self.added_cost(layer, floating)
-        if cost <= 0:
-            return (0, -gain, layer)
-        return (1, -gain / cost, layer)
+        rest: dict[str, Precision] = dict.fromkeys(self.noise, "float")
+        return {**rest, layer: kind}
+
+    def _possible(self, choice: Choice, at_first: Mapping[str, float]) -> list[Step]:
+        """Steps that lower the noise of one layer, all outputs taken together.
+
+        That of single outputs could go up and down in turns, without an end.
+        """
+        rest = [layer for layer, kind in choice.items() if kind != "float"]
+        return [
+            Step(layer, kind)
+            for layer, kinds in self.noise.items()
+            for kind in kinds
+            if self._level(layer, kind, at_first) < self._level(layer, choice[layer], at_first)
+            if kind != "float" or rest != [layer]
+        ]
+
+    def _level(self, layer: str, kind: Precision, at_first: Mapping[str, float]) -> float:
+        """Noise of a layer as a share of all that there is at first, summed over outputs."""
+        noise = self.noise[layer][kind]
+        return sum(noise.get(o, 0.0) / total for o, total in at_first.items() if total > 0)
+
+    def _gain(self, step: Step, choice: Choice, left: Mapping[str, float]) -> float:
+        """The share of noise that a step takes away, of the output that gains most."""
+        before = self.noise[step.layer][choice[step.layer]]
+        after = self.noise[step.layer][step.kind]
+        gains = [
+            (before.get(output, 0.0) - after.get(output, 0.0)) / noise
+            for output, noise in left.items()
+            if noise > 0
+        ]
+        return max(gains, default=0.0)
+
+    def _rank(self, step: Step, gain: float, choice: Choice) -> tuple[int, float]:
+        """The less the better."""
+        cost = self.added_cost(step, choice)
+        return (0, -gain) if cost <= 0 else (1, -gain / cost)
 
 
-def _is_between(boundary: Boundary, floating: Collection[str]) -> bool:
-    return (boundary.first in floating) != (boundary.second in floating)
+class Step(NamedTuple):
+    """One layer gets another precision."""
+
+    layer: str
+    kind: Precision
 
 
 class Judge(NamedTuple):
@@ -118,7 +177,7 @@ class Judge(NamedTuple):
     value: float
 
 
-Measure: TypeAlias = Callable[[frozenset[str]], Judge]
+Measure: TypeAlias = Callable[[Choice], Judge]
 
 
 class Search:
@@ -126,7 +185,7 @@ class Search:
 
     Args:
         bag: The layers.
-        measure: Judges the model with these layers in float; every choice is measured once.
+        measure: Judges the model that a choice makes; every choice is measured once.
         most: Measurements allowed.
     """
 
@@ -134,61 +193,84 @@ class Search:
         self._bag = bag
         self._measure = measure
         self._most = most
-        self._known: dict[frozenset[str], Judge] = {}
+        self._known: dict[tuple[tuple[str, Precision], ...], Judge] = {}
 
     @property
     def measured(self) -> int:
         """Choices that were measured."""
         return len(self._known)
 
-    def judge(self, floating: Collection[str]) -> Judge:
+    def judge(self, choice: Choice) -> Judge:
         """One choice, measured at most once."""
-        key = frozenset(floating)
+        key = tuple(sorted(choice.items()))
         if key not in self._known:
-            self._known[key] = self._measure(key)
+            self._known[key] = self._measure(choice)
         return self._known[key]
 
-    def cheapest(self) -> frozenset[str] | None:
+    def cheapest(self) -> Choice | None:
         """The least expensive choice found that keeps the bounds; None when none does.
 
-        The shortest beginning of :meth:`Bag.order` that keeps them is looked for by bisection, as
-        if more layers in float never hurt. Then layers go back one by one, the most expensive ones
-        first, as long as the bounds hold.
+        The fewest of :meth:`Bag.steps` that keep them are looked for by bisection, as if a step
+        never hurt. Then layers go back to what costs less, the most expensive ones first, as long
+        as the bounds hold.
         """
-        order = self._bag.order()
-        # One layer stays quantized, or there would be nothing to do.
-        low, high = 0, len(order) - 1
-        if not self.judge(order[:high]).kept:
-            return None
+        choices = self._path()
+        low, high = 0, len(choices) - 1
+        if not self.judge(choices[high]).kept:
+            finest = self._bag.finest()
+            return self._without_idle(finest) if self.judge(finest).kept else None
         while low < high:
             middle = (low + high) // 2
-            if self.judge(order[:middle]).kept:
+            if self.judge(choices[middle]).kept:
                 high = middle
             else:
                 low = middle + 1
-        return self._without_idle(frozenset(order[:low]))
+        return self._without_idle(choices[low])
 
-    def _without_idle(self, chosen: frozenset[str]) -> frozenset[str]:
-        """Without the layers that need not be in float."""
-        by_cost = sorted(chosen, key=lambda layer: (-self._bag.cost[layer], layer))
-        for layer in by_cost:
-            fewer = chosen - {layer}
-            if self.measured >= self._most:
-                break
-            if self._bag.total_cost(fewer) < self._bag.total_cost(chosen) and (
-                self.judge(fewer).kept
-            ):
-                chosen = fewer
+    def _path(self) -> list[Choice]:
+        """The start, and what every step makes of it."""
+        choices = [self._bag.start()]
+        for layer, kind in self._bag.steps():
+            choices.append({**choices[-1], layer: kind})
+        return choices
+
+    def _without_idle(self, chosen: Choice) -> Choice:
+        """With every layer in the least expensive precision that keeps the bounds."""
+        start = self._bag.start()
+        moved = [layer for layer in chosen if chosen[layer] != start[layer]]
+
+        def saved(layer: str) -> float:
+            return self._bag.added_cost(Step(layer, start[layer]), chosen)
+
+        for layer in sorted(moved, key=lambda layer: (saved(layer), layer)):
+            for less in self._less(layer, chosen):
+                if self.measured >= self._most:
+                    return chosen
+                if self.judge(less).kept:
+                    chosen = less
+                    break
         return chosen
 
-    def best_within(self, budget: float) -> frozenset[str]:
-        """The choice with the least noise whose cost is within a budget.
+    def _less(self, layer: str, chosen: Choice) -> list[Choice]:
+        """Choices in which one layer costs less, or as much as where it began; cheapest first."""
+        kinds = list(self._bag.noise[layer])
+        found = []
+        for place, kind in enumerate(kinds):
+            added = self._bag.added_cost(Step(layer, kind), chosen)
+            if added < 0 or (added == 0 and place < kinds.index(chosen[layer])):
+                found.append((added, place, kind))
+        return [{**chosen, layer: kind} for _, _, kind in sorted(found)]
 
-        Layers are taken in the order of :meth:`Bag.order`; one that does not fit is passed over.
+    def within(self, budget: float) -> list[Choice]:
+        """Choices with ever less noise that cost at most so much more than the start.
+
+        They follow :meth:`Bag.steps`; a step that does not fit is passed over.
         """
-        chosen: frozenset[str] = frozenset()
-        for layer in self._bag.order()[: len(self._bag.noise) - 1]:
-            more = chosen | {layer}
-            if self._bag.total_cost(more) <= budget:
-                chosen = more
-        return chosen
+        start = self._bag.start()
+        most = self._bag.total_cost(start) + budget
+        choices = [start]
+        for layer, kind in self._bag.steps():
+            more: Choice = {**choices[-1], layer: kind}
+            if self._bag.total_cost(more) <= most and len(named(more, "float")) < len(more):
+                choices.append(more)
+        return choices

@@ -11,12 +11,14 @@ an integer kernel wants it.
     3. forwards      Add, Concat, pooling ... after an integer kernel may compute in integers too
     4. prune         ... unless nobody behind them wants an integer
     5. groups        tensors that must share one range
+    6. types         tensors of 16 bits where some layers have them and others 8
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from types import MappingProxyType
 from typing import Final
 
@@ -28,6 +30,7 @@ from slimctl.graph.bodies import branches
 from slimctl.graph.edit import attribute_graphs, const_array, const_tensor
 from slimctl.graph.select import Selection
 from slimctl.passes._layers import Layer, is_linear, recognize
+from slimctl.passes._mixed_words import precision_in
 
 _FLOAT: Final = ir.DataType.FLOAT
 _CLAMPS: Final = ("Relu", "Clip")
@@ -50,6 +53,9 @@ class Placement:
             since saturation does the same, or since its kernel computes them along.
         sources: For each tensor the tensors whose ranges make up its range.
         skipped: Candidates that stay float, with the reason.
+        wide: Nodes with activations of 16 bits where those of others have 8.
+        wide_tensors: Activations of 16 bits: what these nodes read and write, and what has to have
+            the type of it.
     """
 
     graph: ir.Graph
@@ -59,10 +65,16 @@ class Placement:
     clamps: dict[ir.Value, ir.Node] = field(default_factory=dict)
     sources: dict[ir.Value, tuple[ir.Value, ...]] = field(default_factory=dict)
     skipped: list[Skipped] = field(default_factory=list)
+    wide: set[ir.Node] = field(default_factory=set)
+    wide_tensors: set[ir.Value] = field(default_factory=set)
 
     def written_by_integer_kernel(self, value: ir.Value) -> bool:
         """Whether the value's producer, seen through a clamp, computes in integers."""
         return origin(value, self.clamps) in self.integer
+
+    def is_narrow_layer(self, node: ir.Node | None) -> bool:
+        """Whether it is a layer that reads and writes 8 bits, whatever is around it."""
+        return node in self.integer and node not in self.wide and is_linear(node)
 
 
 def origin(value: ir.Value, clamps: dict[ir.Value, ir.Node]) -> ir.Node | None:
@@ -113,9 +125,9 @@ class _Placer:
         self._find_clamps(nodes)
         for node in nodes:
             self._take_layer(node)
-        for layer in self.result.layers:
-            if layer.node.op_type not in (*self.target.float_output, *self.target.storage_only):
-                self._add(self._written(layer.node))
+        for node in [layer.node for layer in self.result.layers]:
+            if node in self.result.integer and node.op_type not in self.target.float_output:
+                self._add(self._written(node))
         for node in reversed(nodes):
             self._pull_through_movement(node)
         for node in nodes:
@@ -124,6 +136,7 @@ class _Placer:
             self._prune(node)
         self._order_tensors(nodes)
         self._group(nodes)
+        self._widen(nodes)
         return self.result
 
     # 1. layers
@@ -166,7 +179,8 @@ class _Placer:
         if isinstance(layer, str):
             return layer
         self.result.layers.append(layer)
-        if node.op_type not in self.target.storage_only:
+        stored = precision_in(self.selection, node) == "int8-weights"
+        if node.op_type not in self.target.storage_only and not stored:
             self._want(node)
         return None
 
@@ -359,9 +373,7 @@ class _Placer:
         parent: dict[ir.Value, ir.Value] = {value: value for value in self.result.tensors}
 
         def root(value: ir.Value) -> ir.Value:
-            while parent[value] is not value:
-                value = parent[value]
-            return value
+            return _root(value, parent)
 
         derived: set[ir.Value] = set()
         integer = [node for node in nodes if node in self.result.integer]
@@ -400,6 +412,34 @@ class _Placer:
                 continue
             if len(value.uses()) == 1:
                 yield output, value
+
+    # 6. two types of activations
+
+    def _widen(self, nodes: list[ir.Node]) -> None:
+        """Finds what has 16 bits: an integer kernel that is no layer has one type throughout."""
+        integer = [node for node in nodes if node in self.result.integer]
+        self.result.wide = {n for n in integer if precision_in(self.selection, n) == "int16"}
+        if not self.result.wide:
+            return
+        parent: dict[ir.Value, ir.Value] = {value: value for value in self.result.tensors}
+        for node in integer:
+            joined = [] if is_linear(node) else self._around(node)
+            for first, second in pairwise(joined):
+                parent[_root(second, parent)] = _root(first, parent)
+        roots = {_root(v, parent) for node in self.result.wide for v in self._around(node)}
+        self.result.wide_tensors = {v for v in parent if _root(v, parent) in roots}
+
+    def _around(self, node: ir.Node) -> list[ir.Value]:
+        """The quantized activations that an integer kernel reads and writes."""
+        read = activations(node) if is_linear(node) else [v for v in node.inputs if v is not None]
+        written = [self._written(node)] if len(node.outputs) == 1 else list(node.outputs)
+        return [value for value in (*read, *written) if value in self.result.tensors]
+
+
+def _root(value: ir.Value, parent: Mapping[ir.Value, ir.Value]) -> ir.Value:
+    while parent[value] is not value:
+        value = parent[value]
+    return value
 
 
 def activations(node: ir.Node) -> list[ir.Value]:

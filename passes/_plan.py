@@ -2,62 +2,99 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, Self
 
 import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from slimctl.core.errors import OptionError, nearest
-
-Precision = Literal["quantized", "float"]
+from slimctl.passes._mixed_words import MEANINGS, Choice, Precision
 
 _OPTION: Final = "--plan"
 
-_HEAD: Final = """\
-# Precision of each layer: 'quantized' as the options say, or 'float'. Layers that are missing are
-# quantized. Edit it and give it back with --plan.
-"""
+_HEAD: Final = (
+    "# Precision of each layer, one word:\n"
+    + "".join(f"#   {word:<14}{meaning}\n" for word, meaning in MEANINGS.items())
+    + "# Layers that are missing are quantized as the options say. Edit it and give it back with\n"
+    + "# --plan.\n"
+)
+
+_QUANTIZED: Final = "quantized"
+"""What version 1 says of a layer that is not in float."""
 
 
 class Plan(BaseModel):
     """A plan.
 
     Attributes:
-        version: Of the format.
+        version: Of the format; the first one knows ``quantized`` and ``float`` only.
         layers: Precision by name of the layer, in the order of the graph.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    version: Literal[1] = 1
-    layers: Mapping[str, Precision]
+    version: Literal[1, 2] = 2
+    layers: Mapping[str, Precision | Literal["quantized"]]
 
-    @property
-    def floating(self) -> frozenset[str]:
-        """Names of the layers that stay in float."""
-        return frozenset(name for name, kind in self.layers.items() if kind == "float")
+    @model_validator(mode="after")
+    def _words_are_of_the_version(self) -> Self:
+        known = ("float", _QUANTIZED) if self.version == 1 else tuple(MEANINGS)
+        wrong = next((item for item in self.layers.items() if item[1] not in known), None)
+        if wrong is not None:
+            raise ValueError(
+                f"layer '{wrong[0]}' is {wrong[1]}, and version {self.version} knows "
+                f"{', '.join(known)}"
+            )
+        return self
 
-    def check(self, known: Collection[str]) -> None:
-        """Refuses layers that the model does not have.
+    def has(self, kind: Precision) -> bool:
+        """Whether some layer has this precision."""
+        return kind in self.layers.values()
+
+    def choice(self, able: Mapping[str, Sequence[Precision]], path: Path) -> Choice:
+        """The precision of every layer of a model.
+
+        Args:
+            able: By layer what it can have; the first where the plan says nothing.
+            path: Of the plan, for errors.
 
         Raises:
-            OptionError: With the nearest name.
+            OptionError: The model has no such layer, or the layer cannot have its precision.
         """
-        unknown = [name for name in self.layers if name not in known]
-        if unknown:
-            raise OptionError(
-                _OPTION,
-                f"The model has no layer '{unknown[0]}' that can be quantized",
-                fix=nearest(unknown[0], known),
-            )
+        for name in self.layers:
+            if name not in able:
+                raise OptionError(
+                    _OPTION,
+                    f"'{path}': the model has no layer '{name}' that can be quantized",
+                    fix=nearest(name, able),
+                )
+        found: dict[str, Precision] = {}
+        for name, kinds in able.items():
+            word = self.layers.get(name, _QUANTIZED)
+            found[name] = kinds[0] if word == _QUANTIZED else word
+            if found[name] not in kinds:
+                raise refusal(path, name, found[name], "this layer has no such form", kinds)
+        return found
 
     def text(self) -> str:
         """The file."""
         return _HEAD + yaml.safe_dump(
             {"version": self.version, "layers": dict(self.layers)}, sort_keys=False, width=1000
         )
+
+
+def refusal(
+    path: Path, layer: str, kind: Precision, reason: str, others: Sequence[Precision]
+) -> OptionError:
+    """The error about a precision that a layer cannot have."""
+    rest = [other for other in others if other != kind]
+    return OptionError(
+        _OPTION,
+        f"'{path}': layer '{layer}' cannot be {kind}: {reason}",
+        fix=f"write '{layer}: {rest[0]}'" + "".join(f", or {other}" for other in rest[1:]),
+    )
 
 
 def read_plan(path: Path) -> Plan:
@@ -77,10 +114,19 @@ def read_plan(path: Path) -> Plan:
     try:
         return Plan.model_validate(content)
     except ValidationError as error:
-        problem = error.errors(include_url=False)[0]
-        place = ".".join(str(part) for part in problem["loc"])
         raise OptionError(
             _OPTION,
-            f"'{path}' is no plan: {place}: {problem['msg']}",
-            fix="write 'version: 1' and 'layers:' with a line 'NAME: quantized' or 'NAME: float'",
+            f"'{path}' is no plan: {_first_problem(error)}",
+            fix="write 'version: 2' and 'layers:' with a line 'NAME: PRECISION' for each layer, "
+            f"of {', '.join(MEANINGS)}",
         ) from error
+
+
+def _first_problem(error: ValidationError) -> str:
+    """Where it is and what; of a layer, its name and word."""
+    problem = error.errors(include_url=False)[0]
+    place = [str(part) for part in problem["loc"]]
+    if len(place) > 1 and place[0] == "layers":
+        return f"layer '{place[1]}' is {problem['input']!r}, which is no precision"
+    said = problem["msg"].removeprefix("Value error, ")
+    return ": ".join([".".join(place), said] if place else [said])

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
+import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
@@ -36,6 +37,7 @@ class Emitter:
         placement: What to build, and in which graph.
         target: What the execution provider asks for.
         affines: Scale and zero point by activation.
+        narrow: Those of 8 bits, for layers that convert what has 16.
         weights: How weights are quantized.
         removed_clamps: Relu and Clip nodes that a Q made redundant, by operator.
         full_range: Names of layers whose weights keep 8 bits where ranges are reduced.
@@ -50,6 +52,7 @@ class Emitter:
     affines: Mapping[ir.Value, Affine]
     weights: WeightSettings
     full_range: frozenset[str] = frozenset()
+    narrow: Mapping[ir.Value, Affine] = field(default_factory=dict)
     removed_clamps: list[str] = field(default_factory=list)
     raised_channels: dict[str, int] = field(default_factory=dict)
     reduced_channels: dict[str, int] = field(default_factory=dict)
@@ -80,25 +83,69 @@ class Emitter:
             self._quantize_constant(value, array, affine)
             return
         through = self.placement.written_by_integer_kernel(value)
-        source = self._shielded(self._drop_redundant_clamp(value, affine))
+        converted = self._is_written_narrow(value)
+        first = self.narrow[value] if converted else affine
+        source = self._shielded(self._drop_redundant_clamp(value, first))
         readers = [
             (use.node, use.idx)
             for use in source.uses()
             # Behind a float operator, float readers keep the exact value.
             if through or self.target.quantize_readers or use.node in self.placement.integer
         ]
-        scale, zero_point = self._parameters(source, affine)
-        quantized = self._node("QuantizeLinear", [source, scale, zero_point], source)
-        quantized.outputs[0].type = ir.TensorType(zero_point.dtype or ir.DataType.UINT8)
-        inputs = [quantized.outputs[0], scale, zero_point]
+        before = self._pair(source, source, first) if converted else []
+        read = before[-1].outputs[0] if before else source
         leaves = through and source.is_graph_output()
         count = len(readers) + leaves if self.target.asks("own_dequantize") else 1
-        restored = [self._node("DequantizeLinear", inputs, source) for _ in range(max(count, 1))]
-        self._insert_behind(source, [quantized, *restored])
+        pairs = self._pair(read, source, affine, max(count, 1))
+        restored = pairs[1:]
+        self._insert_behind(source, [*before, *pairs])
         for number, (node, index) in enumerate(readers):
-            node.replace_input_with(index, restored[number % len(restored)].outputs[0])
+            given = restored[number % len(restored)].outputs[0]
+            node.replace_input_with(index, self._as_read(node, given, source, value))
         if leaves:
             self._become_output(source, restored[-1].outputs[0])
+
+    def _pair(
+        self, read: ir.Value, source: ir.Value, affine: Affine, count: int = 1
+    ) -> list[ir.Node]:
+        """A Q of a tensor with one or more DQs, named after a source."""
+        scale, zero_point = self._parameters(source, affine)
+        quantized = self._node("QuantizeLinear", [read, scale, zero_point], source)
+        quantized.outputs[0].type = ir.TensorType(zero_point.dtype or ir.DataType.UINT8)
+        inputs = [quantized.outputs[0], scale, zero_point]
+        return [
+            quantized,
+            *(self._node("DequantizeLinear", inputs, source) for _ in range(count)),
+        ]
+
+    # activations of two types, and layers that are float with integers around
+
+    def _is_written_narrow(self, value: ir.Value) -> bool:
+        """Whether a tensor of 16 bits comes out of a kernel of 8."""
+        writer = origin(value, self.placement.clamps)
+        return value in self.placement.wide_tensors and self.placement.is_narrow_layer(writer)
+
+    def _as_read(
+        self, node: ir.Node, restored: ir.Value, source: ir.Value, value: ir.Value
+    ) -> ir.Value:
+        """What a reader gets in place of a restored tensor.
+
+        Layers of 8 bits convert what has 16. One whose weights alone are integers has float in
+        front of it: onnxruntime would compute it in integers between its DQs.
+        """
+        if value in self.placement.wide_tensors and self.placement.is_narrow_layer(node):
+            pair = self._pair(restored, source, self.narrow[value])
+            self._insert_behind(restored, pair)
+            return pair[-1].outputs[0]
+        if node in self.layers and node not in self.placement.integer:
+            return self._shield(restored, node)
+        return restored
+
+    def _input_affine(self, layer: Layer) -> Affine:
+        """What the layer's kernel reads its input as."""
+        if self.placement.is_narrow_layer(layer.node) and layer.data in self.narrow:
+            return self.narrow[layer.data]
+        return self.affines[layer.data]
 
     def _become_output(self, source: ir.Value, restored: ir.Value) -> None:
         """Makes the restored float the output of the graph, under the output's name."""
@@ -123,7 +170,7 @@ class Emitter:
             The value to quantize: the clamp's input under the clamp's name, or ``value``.
         """
         clamp = self.placement.clamps.get(value)
-        if clamp is None or not _is_redundant(clamp, affine):
+        if clamp is None or not _is_redundant(clamp, affine) or self._is_read_exactly(value):
             return value
         source = clamp.inputs[0]
         assert source is not None, "a clamp in the placement has an input"
@@ -138,6 +185,14 @@ class Emitter:
         source.name = name
         self.removed_clamps.append(clamp.op_type)
         return source
+
+    def _is_read_exactly(self, value: ir.Value) -> bool:
+        """Whether somebody reads a tensor in front of its Q, where nothing saturates."""
+        if self.placement.written_by_integer_kernel(value):
+            return False
+        integer = self.placement.integer
+        in_float = any(use.node not in integer for use in value.uses())
+        return value.is_graph_output() or (in_float and not self.target.quantize_readers)
 
     def _keep_apart(self, matmul: ir.Node) -> None:
         """Turns the Add behind a MatMul into a Sum of two, which is the same.
@@ -167,14 +222,20 @@ class Emitter:
             node = node.inputs[0].producer()
         if node is None or not self._would_be_quantized(node):
             return value
+        readers = [(use.node, use.idx) for use in value.uses()]
+        shielded = self._shield(value, node)
+        for reader, index in readers:
+            if reader in self.placement.integer:
+                reader.replace_input_with(index, shielded)
+        return shielded
+
+    def _shield(self, value: ir.Value, node: ir.Node) -> ir.Value:
+        """A Max of one operand behind a tensor, which keeps a node in float."""
         shield = ir.Node("", "Max", [value], name=self.names.fresh_node(f"{node.name}_shield"))
         shield.outputs[0].name = self.names.fresh(f"{value.name}_shielded")
         shield.outputs[0].type, shield.outputs[0].shape = value.type, value.shape
         set_provenance(shield, PASS)
         self._insert_behind(value, [shield])
-        for use in list(value.uses()):
-            if use.node is not shield and use.node in self.placement.integer:
-                use.node.replace_input_with(use.idx, shield.outputs[0])
         self.shielded.append(node.name or "")
         return shield.outputs[0]
 
@@ -208,7 +269,7 @@ class Emitter:
         layer = replace(layer, channel_axis=self.target.weight_axis(node.op_type, own_axis))
         input_scale = None
         if node in self.placement.integer and not self._has_float_bias(layer, own_axis):
-            input_scale = float(self.affines[layer.data].scale)
+            input_scale = float(self._input_affine(layer).scale)
         weight = quantize_weight(layer, self._settings(node), input_scale=input_scale)
         if weight.raised:
             self.raised_channels[node.name or ""] = weight.raised
@@ -239,10 +300,36 @@ class Emitter:
 
     def _restored_weight(self, layer: Layer, weight: QuantizedWeight) -> ir.Value:
         source = layer.weight_value
-        stored = self._constant(f"{source.name}_quantized", weight.values)
+        stored = self._stored_weight(layer.node, source, weight)
         scale = self._constant(f"{source.name}_scale", weight.scale)
         zero = self._constant(f"{source.name}_zero_point", weight.zero_point)
         return self._dequantize(layer.node, source, [stored, scale, zero], weight.axis)
+
+    def _stored_weight(
+        self, before: ir.Node, source: ir.Value, weight: QuantizedWeight
+    ) -> ir.Value:
+        """The codes: a constant, of 4 bits with a Cast to int8 behind it where they fit.
+
+        onnxruntime has integer kernels for 8 bits only, and computes the Cast of a constant when
+        it loads the model; a DQ of 4 bits it would compute in float, in every run.
+        """
+        name = f"{source.name}_quantized"
+        if weight.bits == 8:
+            return self._constant(name, weight.values)
+        stored = self._constant(name, weight.values.astype(ml_dtypes.int4))
+        kind = ir.DataType.from_numpy(weight.values.dtype)
+        cast = ir.Node(
+            "",
+            "Cast",
+            [stored],
+            [ir.AttrInt64("to", kind)],
+            name=self.names.fresh_node(f"{source.name}_Cast"),
+        )
+        cast.outputs[0].name = self.names.fresh(f"{source.name}_widened")
+        cast.outputs[0].type, cast.outputs[0].shape = ir.TensorType(kind), source.shape
+        set_provenance(cast, PASS)
+        self.graph.insert_before(before, cast)
+        return cast.outputs[0]
 
     def _restored_bias(
         self, layer: Layer, weight: QuantizedWeight, bias: NDArray[Any], input_scale: float
@@ -328,8 +415,9 @@ def affines_for(
         sources = placement.sources[value]
         if sources not in shared:
             found = [ranges[source.name or ""] for source in sources]
-            low = min(item.low for item in found)
-            high = max(item.high for item in found)
+            low = min(0.0, *(item.low for item in found))
+            # In onnxruntime's own tools, too, the upper end makes up for what is missing.
+            high = max(low + target.minimum_range, *(item.high for item in found))
             shared[sources] = affine_from_range(
                 low,
                 high,

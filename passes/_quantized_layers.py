@@ -35,6 +35,13 @@ class QuantizedLayer:
         """Name of the node."""
         return self.node.name or ""
 
+    @property
+    def holder(self) -> ir.Node:
+        """The node whose first input is the stored codes."""
+        holder = code_holder(self.dequantizer)
+        assert holder is not None, "a DQ of constants"
+        return holder
+
     def restored(self) -> NDArray[np.float32]:
         """The weight as the quantized model computes with it."""
         codes, scale, zero_point = self.parameters()
@@ -43,9 +50,9 @@ class QuantizedLayer:
         return dequantize(codes, scale, zero_point, axis if scale.size > 1 else None)
 
     def parameters(self) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
-        """Codes, scale and zero point."""
+        """Codes as they are stored, scale and zero point."""
         arrays = [const_array(value) for value in self.dequantizer.inputs]
-        codes, scale = arrays[0], arrays[1]
+        codes, scale = const_array(self.holder.inputs[0]), arrays[1]
         assert codes is not None and scale is not None, "a DQ of constants"
         zero_point = np.zeros(scale.shape, codes.dtype) if len(arrays) < 3 else arrays[2]
         assert zero_point is not None, "a DQ of constants"
@@ -92,4 +99,15 @@ def weight_dequantizer(node: ir.Node) -> ir.Node | None:
     producer = node.inputs[1].producer()
     if producer is None or producer.op_type != "DequantizeLinear":
         return None
-    return producer if const_array(producer.inputs[0]) is not None else None
+    return producer if code_holder(producer) is not None else None
+
+
+def code_holder(dequantizer: ir.Node) -> ir.Node | None:
+    """The node that reads the constant codes of a DQ: itself, or a Cast that widens 4 bits."""
+    codes = dequantizer.inputs[0]
+    if const_array(codes) is not None:
+        return dequantizer
+    cast = None if codes is None else codes.producer()
+    if cast is None or cast.op_type != "Cast" or cast.domain:
+        return None
+    return cast if const_array(cast.inputs[0]) is not None else None

@@ -12,16 +12,21 @@ from slimctl.numerics.affine import (
     INT8_NARROW,
     SMALLEST_SCALE,
     Affine,
+    QuantizedType,
     along,
     fake_quantize,
     quantize,
     symmetric_scales,
 )
+from slimctl.numerics.scale_search import least_squares_scales
 from slimctl.passes._layers import Layer, output_axis
 
 BIAS_LIMIT: Final = 2**30
 """Largest magnitude of an int32 bias: half the type, so that the sum of products, and a later
 correction of the bias, still fit beside it."""
+
+INT4_NARROW: Final = QuantizedType(np.dtype(np.int8), -7, 7)
+"""Weights of 4 bits: symmetric, as those of 8 are; kernels compute with them as int8."""
 
 _MIDDLE: Final = 128
 """Zero point of uint8 weights."""
@@ -39,12 +44,14 @@ class WeightSettings:
         reduce_range: As much less than 8 bits as keeps 16-bit sums from saturating.
         unsigned: uint8 with the zero point 128 instead of int8.
         power_of_two: Scales are powers of two.
+        bits: 8, or 4 for codes from -7 to 7.
     """
 
     per_channel: bool = True
     reduce_range: bool = False
     unsigned: bool = False
     power_of_two: bool = False
+    bits: int = 8
 
 
 @dataclass(frozen=True)
@@ -57,6 +64,7 @@ class QuantizedWeight:
         axis: Channel axis, None for one scale.
         raised: Channels whose scale was raised so that the int32 bias does not overflow.
         reduced: Channels whose scale was raised so that 16-bit sums do not saturate.
+        bits: Those that the values need.
     """
 
     values: NDArray[np.integer[Any]]
@@ -64,6 +72,7 @@ class QuantizedWeight:
     axis: int | None
     raised: int = 0
     reduced: int = 0
+    bits: int = 8
 
     @property
     def zero_point(self) -> NDArray[np.integer[Any]]:
@@ -75,7 +84,7 @@ class QuantizedWeight:
 def quantize_weight(
     layer: Layer, settings: WeightSettings, *, input_scale: float | None
 ) -> QuantizedWeight:
-    """Symmetric 8-bit weight of a layer.
+    """Symmetric weight of a layer.
 
     Args:
         layer: The layer.
@@ -84,9 +93,11 @@ def quantize_weight(
     """
     weight = layer.weight()
     axis = layer.channel_axis if settings.per_channel else None
-    scale = symmetric_scales(weight, axis, INT8_NARROW)
+    narrow = settings.bits < 8
+    kind = INT4_NARROW if narrow else INT8_NARROW
+    scale = (least_squares_scales if narrow else symmetric_scales)(weight, axis, kind)
     if settings.power_of_two:
-        scale = _powers_of_two(weight, scale, axis)
+        scale = _powers_of_two(weight, scale, axis, kind)
     reduced = 0
     if settings.reduce_range and not settings.unsigned:
         wider = _reduced_scales(layer, scale, axis)
@@ -101,10 +112,10 @@ def quantize_weight(
         if settings.power_of_two:
             scale = _next_powers_of_two(scale)
     zero = np.zeros(scale.shape, np.int8)
-    values = quantize(weight.astype(np.float32, copy=False), scale, zero, INT8_NARROW, axis)
+    values = quantize(weight.astype(np.float32, copy=False), scale, zero, kind, axis)
     if settings.unsigned:
         values = (values.astype(np.int16) + _MIDDLE).astype(np.uint8)
-    return QuantizedWeight(values, scale, axis, raised, reduced)
+    return QuantizedWeight(values, scale, axis, raised, reduced, settings.bits)
 
 
 def _next_powers_of_two(scale: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -112,7 +123,7 @@ def _next_powers_of_two(scale: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def _powers_of_two(
-    weight: NDArray[Any], scale: NDArray[np.float32], axis: int | None
+    weight: NDArray[Any], scale: NDArray[np.float32], axis: int | None, kind: QuantizedType
 ) -> NDArray[np.float32]:
     """For each channel the neighboring power of two with the lower squared error."""
     zero = np.zeros(scale.shape, np.int8)
@@ -121,7 +132,7 @@ def _powers_of_two(
     below = np.asarray(above / 2, np.float32)
     errors = []
     for candidate in (below, above):
-        parameters = Affine(candidate, zero, INT8_NARROW)
+        parameters = Affine(candidate, zero, kind)
         error = fake_quantize(weight.astype(np.float32), parameters, axis) - weight
         errors.append(np.sum(error.astype(np.float64) ** 2, axis=others))
     return np.where(errors[0] < errors[1], below, above).astype(np.float32)

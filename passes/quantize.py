@@ -19,6 +19,7 @@ from slimctl.passes.convert_float import ConvertFloat
 from slimctl.passes.equalize import Equalize
 from slimctl.passes.fuse import Fuse
 from slimctl.passes.legalize import Legalize
+from slimctl.passes.qat import Qat
 from slimctl.passes.qoperator import QOperator
 from slimctl.passes.quantize_dynamic import QuantizeDynamic
 from slimctl.passes.quantize_static import QuantizeStatic
@@ -26,10 +27,12 @@ from slimctl.passes.quantize_weights import QuantizeWeights
 from slimctl.passes.round_weights import RoundWeights
 from slimctl.passes.smooth import Smooth
 
-Mode = Literal["static", "dynamic", "weight-only", "fp16", "bf16"]
+Mode = Literal["static", "qat", "dynamic", "weight-only", "fp16", "bf16"]
 
 _SINGLE: Final[dict[Mode, tuple[type[Pass], dict[str, Any]]]] = {
     "static": (QuantizeStatic, {}),
+    # Nothing is left in float for accuracy: that is what training is to bring back.
+    "qat": (QuantizeStatic, {"min_sqnr": 0.0}),
     "dynamic": (QuantizeDynamic, {}),
     "weight-only": (QuantizeWeights, {}),
     "fp16": (ConvertFloat, {"kind": "fp16"}),
@@ -40,21 +43,34 @@ _SINGLE: Final[dict[Mode, tuple[type[Pass], dict[str, Any]]]] = {
 _CHAIN: Final = frozenset(
     {"fuse", "equalize", "smooth", "rounding", "bias_correction", "legalize", "dims"}
 )
-_OWN: Final = _CHAIN | {"mode", "format"}
+_TRAINING: Final = {
+    "epochs": "epochs",
+    "learning_rate": "learning_rate",
+    "train_batch_size": "batch_size",
+    "loss": "loss",
+    "augment": "augment",
+    "device": "device",
+    "resume": "resume",
+}
+"""Options about training, and what the qat pass calls them."""
+
+_OWN: Final = _CHAIN | {"mode", "format"} | set(_TRAINING)
 """Options about the chain; all others go to the mode's pass."""
 
 _FORMATS: Final[dict[Mode, tuple[str, ...]]] = {
     "static": ("qdq", "qoperator"),
+    "qat": ("qdq", "qoperator"),
     "weight-only": ("nbits", "qdq"),
 }
 """How the result of a mode may be written, the usual way first."""
 
 _CHAIN_OPTIONS: Final[dict[str, tuple[Mode, ...]]] = {
-    "format": ("static", "weight-only"),
-    "equalize": ("static",),
-    "smooth": ("static", "dynamic"),
-    "rounding": ("static",),
-    "bias_correction": ("static",),
+    "format": ("static", "qat", "weight-only"),
+    "equalize": ("static", "qat"),
+    "smooth": ("static", "qat", "dynamic"),
+    "rounding": ("static", "qat"),
+    "bias_correction": ("static", "qat"),
+    **dict.fromkeys(_TRAINING, ("qat",)),
 }
 """Modes in which there is something that these can do."""
 
@@ -72,10 +88,12 @@ class Quantize(Pass):
     effect: ClassVar[Effect] = Effect.APPROXIMATE
     needs_data: ClassVar[bool] = True
     uses_metric: ClassVar[bool] = True
+    may_train: ClassVar[bool] = True
 
     mode: Mode | None = Field(
         None,
-        description="static: ranges of activations are fixed by calibration; dynamic: they are "
+        description="static: ranges of activations are fixed by calibration; qat: static, then "
+        "weights and scales are trained (all options of static apply); dynamic: ranges are "
         "taken at run time; weight-only: matrices are stored with few bits and computed in float; "
         "fp16, bf16: float types of 16 bits.",
         json_schema_extra=_unset("what the target gains from, mostly static"),
@@ -103,7 +121,8 @@ class Quantize(Pass):
     )
     weight_type: StoredType | None = Field(
         None,
-        description="Integer type of weights; fewer than 8 bits with weight-only.",
+        description="Integer type of weights; int4 with static and qat is computed as int8, fewer "
+        "bits are for weight-only.",
         json_schema_extra=_unset("the target's, weight-only uint4"),
     )
     block_size: int | None = Field(
@@ -179,8 +198,9 @@ class Quantize(Pass):
     )
     mixed_precision: bool | None = Field(
         None,
-        description="static: leave the layers in float that keep the bounds (--min-sqnr, "
-        "--max-metric-drop, --max-size, --max-latency) at the least cost, by measurement.",
+        description="static: give each layer a precision that the target runs, so that the bounds "
+        "(--min-sqnr, --max-metric-drop, --max-size, --max-latency) are kept at the least cost, by "
+        "measurement.",
         json_schema_extra=_unset("no"),
     )
     max_metric_drop: float | None = Field(
@@ -195,7 +215,7 @@ class Quantize(Pass):
         gt=0.0,
         le=1.0,
         description="With --mixed-precision: bytes of the weights as a share of the float "
-        "model's; within it as much as possible is left in float.",
+        "model's; within it layers are as precise as possible.",
         json_schema_extra=_unset("none"),
     )
     max_latency: float | None = Field(
@@ -207,13 +227,13 @@ class Quantize(Pass):
     )
     minimize: Literal["latency", "size"] | None = Field(
         None,
-        description="With --mixed-precision: what float layers are counted by.",
+        description="With --mixed-precision: what layers are counted by.",
         json_schema_extra=_unset("latency"),
     )
     plan: str | None = Field(
         None,
         min_length=1,
-        description="static: a plan file that says which layers stay in float, such as a run with "
+        description="static: a plan file that says the precision of each layer, such as a run with "
         "--mixed-precision leaves beside its result.",
         json_schema_extra={"metavar": "FILE", **_unset("none")},
     )
@@ -253,7 +273,47 @@ class Quantize(Pass):
         description="static: run the bias-correction pass afterwards.",
         json_schema_extra=_unset("yes"),
     )
-
+    epochs: int | None = Field(
+        None,
+        ge=1,
+        description="qat: how often every training sample is seen.",
+        json_schema_extra=_unset("10"),
+    )
+    learning_rate: float | None = Field(
+        None,
+        gt=0.0,
+        description="qat: its largest value; a scale changes by about this share in one step.",
+        json_schema_extra=_unset("0.001"),
+    )
+    train_batch_size: int | None = Field(
+        None,
+        ge=1,
+        description="qat: samples whose gradients make one step.",
+        json_schema_extra=_unset("128"),
+    )
+    loss: str | None = Field(
+        None,
+        min_length=1,
+        description="qat: learn from labels: cross-entropy, bce, mse, ctc or module:function.",
+        json_schema_extra=_unset("learn from the float model"),
+    )
+    augment: str | None = Field(
+        None,
+        min_length=1,
+        description="qat: random changes of image inputs, such as flip,shift:2.",
+        json_schema_extra={"metavar": "LIST", **_unset("none")},
+    )
+    device: str | None = Field(
+        None,
+        min_length=1,
+        description="qat: cpu, cuda or cuda:1.",
+        json_schema_extra=_unset("cpu"),
+    )
+    resume: bool | None = Field(
+        None,
+        description="qat: continue from the checkpoint of the same run, if it was stopped.",
+        json_schema_extra=_unset("no"),
+    )
     legalize: bool | None = Field(
         None,
         description="Run the legalize pass around it: open sizes are fixed, and what the target's "
@@ -291,8 +351,11 @@ class Quantize(Pass):
             raise ValueError(f"mode {mode} writes format {' or '.join(formats)}")
         if self.format == "qoperator" and self.activation_type not in (None, "uint8", "int8"):
             raise ValueError("format qoperator takes activations of 8 bits")
+        if self.format == "qoperator" and self.weight_type == "int4":
+            raise ValueError("format qoperator takes weights of 8 bits")
         try:
             self._single()
+            list(self._trained())
         except ValidationError as error:
             problem = error.errors(include_url=False)[0]
             place = ": ".join(str(part) for part in problem["loc"])
@@ -327,6 +390,10 @@ class Quantize(Pass):
                 f"Target {target.name} gains from mode {target.quantize_mode}: {problem}",
                 fix="leave the option out, or say --mode static",
             ) from error
+
+    def requires_training(self) -> bool:
+        """Only where quantization is trained."""
+        return self.mode == "qat"
 
     def requires_data(self) -> bool:
         """What the mode's pass says."""
@@ -365,5 +432,13 @@ class Quantize(Pass):
             yield RoundWeights()
         if calibrated if self.bias_correction is None else self.bias_correction:
             yield BiasCorrection()
+        yield from self._trained()
         if self.format == "qoperator":
             yield QOperator()
+
+    def _trained(self) -> Iterator[Qat]:
+        """The pass that trains, in mode qat."""
+        if self.mode == "qat":
+            given = self._given()
+            options = {name: given[ours] for ours, name in _TRAINING.items() if ours in given}
+            yield Qat.model_validate({"reduce_range": self.reduce_range, **options})

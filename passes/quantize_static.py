@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, ClassVar, Final, Literal, Self
 
 import onnx_ir as ir
@@ -19,8 +20,8 @@ from slimctl.core.contract import (
     Pass,
     PassReport,
 )
-from slimctl.core.errors import PassFailedError
-from slimctl.core.target import ReducedRange, StoredActivationType, Target, WeightType
+from slimctl.core.errors import OptionError, PassFailedError
+from slimctl.core.target import ReducedRange, StaticWeightType, StoredActivationType, Target
 from slimctl.graph.edit import clone_model
 from slimctl.graph.save import content_hash
 from slimctl.graph.select import Selection, check_patterns
@@ -30,7 +31,9 @@ from slimctl.passes._attempt import Built, Outcome, Rule, Work, known_range, pla
 from slimctl.passes._exclusions_ranges import mixed_tensors
 from slimctl.passes._layers import QUANTIZERS, linear_input, refuse_quantized
 from slimctl.passes._mixed import mix
+from slimctl.passes._mixed_candidates import OPSET_16_BITS, lists_16_bits
 from slimctl.passes._placement import Placement
+from slimctl.passes._plan import read_plan
 from slimctl.passes._saturation import check_full_range, keep_full_range
 from slimctl.passes._widen import widen
 
@@ -41,8 +44,6 @@ _MANY_LEVELS = 256
 _BOUNDS = ("max_metric_drop", "max_size", "max_latency")
 
 _NOT_SET: Final[dict[str, JsonValue]] = {"unset": "none"}
-
-_OPSET_16_BITS = 21
 
 _RULES = (
     Rule("kl"),
@@ -96,8 +97,10 @@ class QuantizeStatic(Pass):
     symmetric_activations: bool | None = Field(
         None, description="Zero point of activations in the middle of their type."
     )
-    weight_type: WeightType | None = Field(
-        None, description="Integer type of weights; uint8 is int8 moved by 128."
+    weight_type: StaticWeightType | None = Field(
+        None,
+        description="Integer type of weights; uint8 is int8 moved by 128, int4 is stored in 4 bits "
+        "and computed as int8.",
     )
     per_channel: bool | None = Field(
         None,
@@ -133,8 +136,9 @@ class QuantizeStatic(Pass):
 
     mixed_precision: bool = Field(
         False,
-        description="Leave the layers in float that keep the bounds (--min-sqnr, "
-        "--max-metric-drop, --max-size, --max-latency) at the least cost, by measurement.",
+        description="Give each layer a precision that the target runs, so that the bounds "
+        "(--min-sqnr, --max-metric-drop, --max-size, --max-latency) are kept at the least cost, by "
+        "measurement.",
     )
     max_metric_drop: float | None = Field(
         None,
@@ -148,7 +152,7 @@ class QuantizeStatic(Pass):
         gt=0.0,
         le=1.0,
         description="With mixed precision: bytes of the weights as a share of the float model's; "
-        "within it as much as possible is left in float.",
+        "within it layers are as precise as possible.",
         json_schema_extra=_NOT_SET,
     )
     max_latency: float | None = Field(
@@ -159,12 +163,12 @@ class QuantizeStatic(Pass):
         json_schema_extra=_NOT_SET,
     )
     minimize: Literal["latency", "size"] = Field(
-        "latency", description="With mixed precision: what float layers are counted by."
+        "latency", description="With mixed precision: what layers are counted by."
     )
     plan: str | None = Field(
         None,
         min_length=1,
-        description="A plan file that says which layers stay in float, such as a run with "
+        description="A plan file that says the precision of each layer, such as a run with "
         "--mixed-precision leaves beside its result.",
         json_schema_extra={"metavar": "FILE", **_NOT_SET},
     )
@@ -191,7 +195,17 @@ class QuantizeStatic(Pass):
         return "kl" if value == "entropy" else value
 
     def resolve(self, target: Target) -> Self:
-        """Takes from the target what is not given."""
+        """Takes from the target what is not given.
+
+        Raises:
+            OptionError: The target has no way to store such weights.
+        """
+        if self.weight_type == "int4" and "int4" not in target.narrow_weights:
+            raise OptionError(
+                "--weight-type",
+                f"Target {target.name} does not widen int4 weights to the int8 of its kernels",
+                fix=f"use --weight-type {target.weight_type}, or --target cpu",
+            )
         chosen = {
             "activation_type": target.activation_type,
             "symmetric_activations": target.activation_symmetric,
@@ -208,10 +222,17 @@ class QuantizeStatic(Pass):
         return self.activation_type != "none"
 
     def minimum_opset(self, model: ir.Model, target: Target) -> int:
-        """What the target asks for (13 where scales are per channel); 21 for 16 bits."""
+        """What the target asks for (13 where scales are per channel); 21 for 16 or 4 bits."""
         del model
-        wide = self.activation_type in ("uint16", "int16")
-        return max(target.minimum_opset, _OPSET_16_BITS if wide else 0)
+        wide = self.activation_type in ("uint16", "int16") or self._may_mix_16_bits(target)
+        newer = wide or self.weight_type == "int4"
+        return max(target.minimum_opset, OPSET_16_BITS if newer else 0)
+
+    def _may_mix_16_bits(self, target: Target) -> bool:
+        """Whether some layers may get activations of 16 bits."""
+        if self.plan is not None:
+            return read_plan(Path(self.plan)).has("int16")
+        return self.mixed_precision and lists_16_bits(target)
 
     def requires(self, model: ir.Model) -> None:
         """Refuses a model that is quantized already.

@@ -33,8 +33,8 @@ _RIDGES: Final = (0.01, 0.1, 1.0)
 _BUDGET_BYTES: Final = 1 << 27
 """Second moments that are held at once."""
 
-_NARROW: Final = 127
-"""Largest magnitude of a code: weights are symmetric and leave -128 out."""
+_NARROW: Final = {4: 7, 8: 127}
+"""Largest magnitude of a code by its bits: weights are symmetric and leave the lowest out."""
 
 
 class _Target(NamedTuple):
@@ -241,11 +241,12 @@ def _round(target: _Target, moments: _Moments, names: NameScope) -> float | str:
         return "its input never held a finite value"
     matrix = target.linear.matrix()
     scale = _scales(target)
+    limit = _NARROW[ir.DataType.from_numpy(target.quantized.parameters()[0].dtype).bitwidth]
     nearest = target.linear.matrix(target.quantized.restored()) / scale[:, :, None]
     plain = np.rint(nearest)
 
     def fitted(spread: NDArray[np.float64], ridge: float) -> NDArray[np.float64]:
-        found = round_second_order(matrix, scale, spread, low=-_NARROW, high=_NARROW, ridge=ridge)
+        found = round_second_order(matrix, scale, spread, low=-limit, high=limit, ridge=ridge)
         return found.astype(np.float64)
 
     def error(codes: NDArray[np.float64], spread: NDArray[np.float64]) -> float:
@@ -273,7 +274,7 @@ def _scales(target: _Target) -> NDArray[np.float64]:
 
 
 def _store(target: _Target, codes: NDArray[np.float64], names: NameScope) -> None:
-    node = target.quantized.dequantizer
+    node, holder = target.quantized.dequantizer, target.quantized.holder
     old, scale, zero_point = target.quantized.parameters()
     weight = target.linear.weight_of(codes).astype(np.int64)
     attribute = node.attributes.get("axis")
@@ -282,4 +283,4 @@ def _store(target: _Target, codes: NDArray[np.float64], names: NameScope) -> Non
     assert isinstance(node.graph, ir.Graph), "a node of a model"
     label = names.fresh(f"{target.quantized.name}_rounded")
     value = add_initializer(node.graph, label, shifted.astype(old.dtype))
-    node.replace_input_with(0, value)
+    holder.replace_input_with(0, value)

@@ -111,8 +111,8 @@ OptionalTrainingData: TypeAlias = Annotated[
     typer.Option(
         "--train-data",
         metavar="SOURCE",
-        help="Samples to learn from, where the options say that something is trained; the "
-        "calibration data when it is not given.",
+        help="Samples to learn from, all of them, where the options say that something is "
+        "trained; the calibration data when it is not given.",
         rich_help_panel=_DATA,
         show_default=False,
     ),

@@ -134,7 +134,8 @@ def _sources(kind: type[Pass], values: Mapping[str, Any]) -> dict[str, Any]:
             "evaluation": _evaluation(values, values.get("data")),
         }
     else:
-        training = _samples(values, values["data"])
+        # Their --batch-size says how many samples make a step.
+        training = _samples({**values, "batch_size": None}, values["data"])
         assert training is not None, "the option is required"
         few = min(training.samples or _LOOKED_AT, _LOOKED_AT)
         found = {
@@ -153,8 +154,7 @@ def _samples(values: Mapping[str, Any], source: str | None) -> DataSpec | None:
     return DataSpec(
         source=source,
         samples=values["samples"],
-        # Where a pass has an option of that name, it says how many samples make a step.
-        batch_size=None if values.get("epochs") else values.get("batch_size"),
+        batch_size=values["batch_size"],
         preprocess=values["preprocess"],
         skip_bad_samples=values["skip_bad_samples"],
     )

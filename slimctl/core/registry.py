@@ -58,6 +58,14 @@ BUILT_IN: dict[str, Entry] = {
     "finetune": Entry(
         "slimctl.passes.finetune:Finetune", "Train the weights of a graph on labels", command=True
     ),
+    "distill": Entry(
+        "slimctl.passes.distill:Distill",
+        "Train the weights of a graph on what another graph computes",
+        command=True,
+    ),
+    "qat": Entry(
+        "slimctl.passes.qat:Qat", "Train the weights and scales of a quantized graph (LSQ)"
+    ),
     "equalize": Entry(
         "slimctl.passes.equalize:Equalize",
         "Make the channels of a tensor equally strong before quantization",

@@ -14,6 +14,8 @@ StoredActivationType = Literal["uint8", "int8", "uint16", "int16", "none"]
 """As :data:`ActivationType`; none leaves activations in float."""
 
 WeightType = Literal["int8", "uint8"]
+StaticWeightType = Literal["int8", "uint8", "int4"]
+"""Types of the weights of static quantization; int4 is stored in 4 bits and computed as int8."""
 
 ReducedRange = Literal["all", "learned", "none"]
 """Which layers get weights whose pairs of products with uint8 fit into 16 bits: all that would not
@@ -38,8 +40,16 @@ class Target(BaseModel):
     activation_type: ActivationType = Field(description="Default type of quantized activations.")
     activation_symmetric: bool = Field(description="Zero point fixed at the middle of the type.")
     weight_type: WeightType = Field(description="Default type of quantized weights.")
+    narrow_weights: tuple[Literal["int4"], ...] = Field(
+        default=(),
+        description="Types of less than 8 bits that weights may be stored in: the provider widens "
+        "them to int8 when it loads the model.",
+    )
     per_channel: bool = Field(description="One weight scale per output channel by default.")
     power_of_two: bool = Field(default=False, description="Scales are powers of two by default.")
+    minimum_range: float = Field(
+        default=0.0, ge=0.0, description="Activations have a range of at least this length."
+    )
     reduce_range: ReducedRange = Field(
         description="Layers whose weights use less than 8 bits, where the kernels add pairs of "
         "uint8 x int8 products in 16 bits."

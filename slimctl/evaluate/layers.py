@@ -23,6 +23,7 @@ from slimctl.evaluate.code_histogram import BINS, count_values
 from slimctl.evaluate.metrics import Similarity
 from slimctl.evaluate.replay import is_codes
 from slimctl.evaluate.weight_noise import weight_noise
+from slimctl.graph.edit import const_tensor
 from slimctl.graph.scaled import recorded_scaling
 from slimctl.runtime.kernels.quantize import dequantize_linear, quantize_linear
 from slimctl.runtime.plan import Step
@@ -200,10 +201,11 @@ def layer_errors(
     codings = {c.codes: c for c in find_codings(model, quantized) if c.tensor in known}
     inner = sorted({c.tensor for c in codings.values()} & made)
     totals = {name: _Totals() for name in codings}
+    constants = {**quantized.plan.constants, **_widened(model)}
     for feeds in samples:
         real = {**feeds, **original.run(feeds, keep=inner)}
         best = _run_rounded(original, feeds, codings, real)
-        fed = _fed(codings, real, best, totals, quantized.plan.constants)
+        fed = _fed(codings, real, best, totals, constants)
         quantized.run(feeds, probe=fed)
         quantized.run(feeds, probe=_free(codings, real, totals))
     return tuple(
@@ -278,6 +280,16 @@ def _run_rounded(
 
     rounded = {n: rounding[n].rounded(v) if n in rounding else v for n, v in feeds.items()}
     original.run(rounded, probe=probe)
+    return found
+
+
+def _widened(model: ir.Model) -> dict[str, Value]:
+    """Weights of 4 bits as the int8 that kernels read: behind a Cast."""
+    found: dict[str, Value] = {}
+    for node in model.graph:
+        stored = const_tensor(node.inputs[0]) if node.op_type == "Cast" else None
+        if stored is not None and stored.dtype == ir.DataType.INT4:
+            found[node.outputs[0].name or ""] = stored.numpy().astype(np.int8)
     return found
 
 

@@ -165,12 +165,21 @@ def _weights(node: ir.Node) -> Iterator[ir.TensorProtocol]:
 
 def _behind_dequantize(value: ir.Value | None) -> ir.Value | None:
     maker = value.producer() if value is not None else None
-    return maker.inputs[0] if maker is not None and _unpacks_constant(maker) else value
+    if maker is None or not _unpacks_constant(maker):
+        return value
+    return _widened(maker.inputs[0])
 
 
 def _unpacks_constant(node: ir.Node) -> bool:
-    data = node.inputs[0] if node.inputs else None
+    data = _widened(node.inputs[0]) if node.inputs else None
     return node.op_type == "DequantizeLinear" and data is not None and data.is_initializer()
+
+
+def _widened(value: ir.Value | None) -> ir.Value | None:
+    """The constant of few bits behind a Cast, or the value itself."""
+    maker = value.producer() if value is not None else None
+    stored = maker.inputs[0] if maker is not None and maker.op_type == "Cast" else None
+    return stored if stored is not None and stored.is_initializer() else value
 
 
 _VIEWS = ("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Dropout")

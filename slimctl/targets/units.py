@@ -168,7 +168,8 @@ def _behind_dequantize(value: ir.Value | None) -> Quantized | None:
         return None
     source = node.inputs[0]
     maker = source.producer() if source is not None else None
-    if maker is not None and maker.op_type == QUANTIZE:  # a constant may be stored as float
+    # A constant may be stored as float, or in fewer bits than kernels read.
+    if maker is not None and maker.op_type in (QUANTIZE, "Cast"):
         source = maker.inputs[0]
     return Quantized(node, source if const_tensor(source) is not None else None)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import io
 import os
 import pickle
 import time
@@ -11,6 +13,9 @@ from typing import Any
 import torch
 
 from slimctl.core.cache import cache_folder
+
+_DIGEST_BYTES = 32
+"""Of SHA-256, in front of the state: torch notices few of the ways in which a file is damaged."""
 
 
 class Checkpoint:
@@ -41,8 +46,11 @@ class Checkpoint:
             return
         self.path.parent.mkdir(parents=True, exist_ok=True)
         beside = self.path.with_suffix(f".{os.getpid()}")
+        stream = io.BytesIO()
+        torch.save(state, stream)
+        content = stream.getvalue()
         try:
-            torch.save(state, beside)
+            beside.write_bytes(hashlib.sha256(content).digest() + content)
             os.replace(beside, self.path)
         finally:
             beside.unlink(missing_ok=True)
@@ -52,9 +60,15 @@ class Checkpoint:
         """What was written last; None when there is nothing, or it is damaged."""
         if not self.exists:
             return None
+        stored = self.path.read_bytes()
+        digest, content = stored[:_DIGEST_BYTES], stored[_DIGEST_BYTES:]
+        if hashlib.sha256(content).digest() != digest:
+            return None
         try:
-            found: dict[str, Any] = torch.load(self.path, weights_only=True, map_location="cpu")
-        except (RuntimeError, EOFError, OSError, pickle.UnpicklingError):
+            found: dict[str, Any] = torch.load(
+                io.BytesIO(content), weights_only=True, map_location="cpu"
+            )
+        except (RuntimeError, pickle.UnpicklingError):  # of another version of torch
             return None
         return found
 

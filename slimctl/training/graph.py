@@ -73,6 +73,15 @@ class TorchGraph:
             for node, (call, operator) in zip(computed, calls, strict=True)
         ]
 
+    def numbers(self) -> frozenset[str]:
+        """Constants that are only read as numbers, such as the scales of a Resize."""
+        read: dict[str, bool] = dict.fromkeys(self.constants, True)
+        for step in self._steps:
+            for index, name in enumerate(step.inputs):
+                if name in read:
+                    read[name] = read[name] and index in step.operator.numbers
+        return frozenset(name for name, only in read.items() if only)
+
     def run(self, feeds: Mapping[str, NDArray[Any]], keep: Collection[str]) -> dict[str, Tensor]:
         """Runs the graph once.
 
@@ -112,8 +121,10 @@ class TorchGraph:
             name: _differentiable(tensor) if name in marked else tensor
             for name, tensor in held.items()
         }
+        elsewhere = any(tensor.device.type != "cpu" for tensor in known.values())
         for step in self._steps:
-            results = _computed(step, [known[name] if name else None for name in step.inputs])
+            given = [known[name] if name else None for name in step.inputs]
+            results = _computed(step, _together(step.operator, given) if elsewhere else given)
             for name, tensor in zip(step.outputs, results, strict=False):
                 known[name] = _differentiable(tensor) if name in marked else tensor
             for name in step.done:
@@ -121,10 +132,10 @@ class TorchGraph:
                     known.pop(name, None)
         return {name: known[name] for name in keep}
 
-    def set_training(self, training: bool) -> None:
-        """Whether operators do as in training: normalize by the statistics of the batch."""
+    def set_training(self, nodes: Collection[str]) -> None:
+        """Which nodes do as in training: normalize by the statistics of the batch."""
         for step in self._steps:
-            step.call.training = training
+            step.call.training = step.call.node.name in nodes
 
 
 def _computed(step: _Step, inputs: list[Tensor | None]) -> tuple[Tensor, ...]:
@@ -138,6 +149,23 @@ def _computed(step: _Step, inputs: list[Tensor | None]) -> tuple[Tensor, ...]:
             fix="check that the data fit the model's inputs; if they do, report the model",
         ) from error
     return results if isinstance(results, tuple) else (results,)
+
+
+def _together(operator: Operator, inputs: list[Tensor | None]) -> list[Tensor | None]:
+    """Inputs on one device; what is read as a number stays where it is."""
+    places = [
+        index
+        for index, tensor in enumerate(inputs)
+        if tensor is not None and index not in operator.numbers
+    ]
+    devices = {tensor.device for index in places if (tensor := inputs[index]) is not None}
+    device = next((device for device in devices if device.type != "cpu"), None)
+    if len(devices) < 2 or device is None:
+        return inputs
+    return [
+        tensor.to(device) if tensor is not None and index in places else tensor
+        for index, tensor in enumerate(inputs)
+    ]
 
 
 def _differentiable(tensor: Tensor) -> Tensor:

@@ -6,13 +6,14 @@ only move or convert values. Everything else (sizes, grids, bounds, sigmas) is p
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
+import numpy as np
 import onnx_ir as ir
 
 from slimctl.core.contract import Skipped
-from slimctl.graph.edit import NameScope, add_initializer, const_tensor
+from slimctl.graph.edit import NameScope, add_initializer, all_nodes, const_array, const_tensor
 from slimctl.graph.select import Selection
 
 SLOTS: dict[str, tuple[int, ...]] = {
@@ -34,11 +35,12 @@ SLOTS: dict[str, tuple[int, ...]] = {
 """Inputs that hold weights, by operator."""
 
 _FACTORS_AND_SHIFTS = ("Add", "Mul", "Sub")
-"""Their constants are weights where they hold one number per channel."""
+"""Their constants are weights where they hold one number per channel, or one for each channel of
+each place."""
 
 _MOVING = (
     *("Cast", "DequantizeLinear", "Expand", "Flatten", "Identity", "QuantizeLinear", "Reshape"),
-    *("Squeeze", "Transpose", "Unsqueeze"),
+    *("Slice", "Split", "Squeeze", "Transpose", "Unsqueeze"),
 )
 
 STATISTICS: dict[str, tuple[int, ...]] = {"BatchNormalization": (3, 4)}
@@ -50,13 +52,15 @@ class Weight(NamedTuple):
 
     Attributes:
         value: The initializer, or the output of a Constant node.
-        readers: The nodes that compute with it.
+        readers: The nodes that compute with it, those that may not learn included.
         matrix: A reader multiplies by it: zeros in it are connections that were pruned.
+        decays: Weight decay is for it: matrices and tables of words, not biases and scales.
     """
 
     value: ir.Value
     readers: tuple[ir.Node, ...]
     matrix: bool
+    decays: bool
 
 
 def find_weights(model: ir.Model, selection: Selection) -> tuple[list[Weight], list[Skipped]]:
@@ -82,22 +86,34 @@ def find_weights(model: ir.Model, selection: Selection) -> tuple[list[Weight], l
             else:
                 allowed.append((node, index))
         if allowed:
-            readers = tuple(dict.fromkeys(node for node, _ in allowed))
-            found.append(Weight(value, readers, any(_multiplies(*place) for place in allowed)))
+            readers = tuple(dict.fromkeys(node for node, _ in places))
+            matrix = any(_multiplies(*place) for place in places)
+            words = any(node.op_type == "Gather" for node in readers)
+            found.append(Weight(value, readers, matrix, matrix or words))
     learned = {node.name or node.op_type for weight in found for node in weight.readers}
     left = [Skipped(name, reason) for name, reason in skipped.items() if name not in learned]
     return found, left
 
 
-def find_statistics(model: ir.Model) -> list[ir.Value]:
-    """Constants that training measures."""
-    found = []
-    for node in model.graph:
-        for index in STATISTICS.get(node.op_type, ()):
-            value = node.inputs[index]
-            if value is not None and const_tensor(value) is not None:
-                found.append(value)
-    return list(dict.fromkeys(found))
+def find_measuring(model: ir.Model, selection: Selection) -> list[ir.Node]:
+    """Nodes that measure statistics in training: those that may learn, and whose are constants.
+
+    Others normalize by the statistics that they have, as they do at inference.
+    """
+    return [
+        node
+        for node in model.graph
+        if node.op_type in STATISTICS
+        and node.domain in ("", "ai.onnx")
+        and selection.reason_against(node) is None
+        and all(const_tensor(value) is not None for value in statistics_of([node]))
+    ]
+
+
+def statistics_of(nodes: Iterable[ir.Node]) -> list[ir.Value]:
+    """Inputs that hold statistics."""
+    values = [node.inputs[index] for node in nodes for index in STATISTICS[node.op_type]]
+    return [value for value in values if value is not None]
 
 
 def separate_statistics(model: ir.Model) -> int:
@@ -114,7 +130,7 @@ def separate_statistics(model: ir.Model) -> int:
     """
     names = NameScope(model)
     copies = 0
-    for node in model.graph:
+    for node in all_nodes(model):
         for index in STATISTICS.get(node.op_type, ()):
             value = node.inputs[index]
             tensor = const_tensor(_source(value))
@@ -155,10 +171,32 @@ def _holds_floats(value: ir.Value) -> bool:
 def _places(value: ir.Value) -> Iterator[tuple[ir.Node, int]]:
     """Where a value is read, itself or after having been moved."""
     for node, index in value.uses():
-        if node.op_type in _MOVING and index == 0:
-            yield from _places(node.outputs[0])
+        if _moves(node, index):
+            for output in node.outputs:
+                yield from _places(output)
         else:
             yield node, index
+
+
+def _moves(node: ir.Node, index: int) -> bool:
+    """Whether an input goes on as it is. Parts are put together where all of them are constants."""
+    if node.op_type == "Concat":
+        return all(map(_is_fixed, node.inputs))
+    return node.op_type in _MOVING and index == 0
+
+
+def _is_fixed(value: ir.Value | None) -> bool:
+    """Whether it is a constant, or one that was moved."""
+    while value is not None and const_tensor(value) is None:
+        node = value.producer()
+        if node is None or not node.inputs:
+            return False
+        if node.op_type == "Concat":
+            return all(map(_is_fixed, node.inputs))
+        if node.op_type not in _MOVING:
+            return False
+        value = node.inputs[0]
+    return value is not None
 
 
 def _is_slot(value: ir.Value, node: ir.Node, index: int) -> bool:
@@ -166,8 +204,18 @@ def _is_slot(value: ir.Value, node: ir.Node, index: int) -> bool:
         return False
     if node.op_type in _FACTORS_AND_SHIFTS:
         tensor = const_tensor(value)
-        return tensor is not None and sum(size > 1 for size in tensor.shape.numpy()) == 1
+        axes = 0 if tensor is None else sum(size > 1 for size in tensor.shape.numpy())
+        return axes == 1 or (node.op_type == "Add" and axes > 1 and _is_table(value))
     return index in SLOTS.get(node.op_type, ())
+
+
+def _is_table(value: ir.Value) -> bool:
+    """Whether there are more different numbers than a grid or a mask has, such as for places.
+
+    A grid is made from one coordinate for each place along each axis.
+    """
+    array = const_array(value)
+    return array is not None and np.unique(array).size > sum(array.shape)
 
 
 def _multiplies(node: ir.Node, index: int) -> bool:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+import signal
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -49,8 +52,8 @@ class Trained:
 
     @property
     def best(self) -> float:
-        """The best metric so far."""
-        return max(self.metrics, default=-math.inf)
+        """The best metric so far; what is not a number is none."""
+        return max((m for m in self.metrics if not math.isnan(m)), default=-math.inf)
 
 
 class Training:
@@ -98,8 +101,9 @@ class Training:
         self._done = Trained()
         module.to(self._device)
         objective.extra.to(self._device)
+        decaying, others = module.by_decay()
         self._optimizer = optimizer_for(
-            settings, list(module.weights), list(objective.extra.parameters())
+            settings, decaying, [*others, *objective.extra.parameters()]
         )
         self._parameters = [*module.parameters(), *objective.extra.parameters()]
 
@@ -109,6 +113,7 @@ class Training:
         Raises:
             PassFailedError: The loss is no longer a number.
             SampleError: Labels are missing or do not fit.
+            KeyboardInterrupt: The user wants to stop; how far it came is on disk.
         """
         done = self._done
         with _reproducible(self._threads):
@@ -117,14 +122,17 @@ class Training:
             steps = self._samples.steps * self._settings.epochs
             left = steps - done.epoch * self._samples.steps - done.step
             batches = self._progress.track(self._batches(), total=left, label=self._label)
-            try:
+            with _Interrupts() as interrupts:
                 for batch in batches:
-                    self._step(batch, (done.epoch * self._samples.steps + done.step) / steps, steps)
+                    share = (done.epoch * self._samples.steps + done.step) / steps
+                    self._step(batch, min(share, 1.0), steps)
+                    if interrupts.seen:
+                        break
                     if self._checkpoint.due():
                         self._save()
-            except KeyboardInterrupt:
-                self._save()
-                raise
+                if interrupts.seen:
+                    self._save()
+                    raise KeyboardInterrupt
         if self._best is not None:
             self._module.load_state_dict(self._best)
         self._module.eval()
@@ -151,14 +159,10 @@ class Training:
             loss = self._objective.loss(found, seen, share) * (part.size / size)
             loss.backward()
             total += loss.item()
-        if not math.isfinite(total):
-            raise PassFailedError(
-                "training",
-                f"The loss is {total} in epoch {done.epoch + 1}, step {done.step + 1}",
-                fix="lower --learning-rate, or set --clip-norm",
-            )
+        self._check("loss", total)
         if self._settings.clip_norm:
-            nn.utils.clip_grad_norm_(self._parameters, self._settings.clip_norm)
+            norm = nn.utils.clip_grad_norm_(self._parameters, self._settings.clip_norm)
+            self._check("norm of the gradient", norm.item())
         step = done.epoch * self._samples.steps + done.step
         set_rate(self._optimizer, self._settings.learning_rate * rate(self._settings, step, steps))
         self._optimizer.step()
@@ -167,6 +171,15 @@ class Training:
             self._after_step()
         done.step += 1
         done.total += total
+
+    def _check(self, what: str, number: float) -> None:
+        if not math.isfinite(number):
+            raise PassFailedError(
+                "training",
+                f"The {what} is {number} in epoch {self._done.epoch + 1}, step"
+                f" {self._done.step + 1}",
+                fix="lower --learning-rate, or set --clip-norm",
+            )
 
     def _seen(self, part: Part, generator: torch.Generator) -> Part:
         """What the model gets to see of some samples."""
@@ -231,6 +244,35 @@ class Training:
             setattr(self._done, name, value)
         self._done.resumed_at = self._done.epoch * self._samples.steps + self._done.step
         return True
+
+
+class _Interrupts:
+    """Ctrl-C waits until a step, or a measurement, is over; the second one does not wait.
+
+    What is saved in the middle of a step could not be continued as if nothing had happened.
+    """
+
+    def __init__(self) -> None:
+        self.seen = False
+        self._before: Any = None
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():  # signals are for no other
+            self._before = signal.signal(signal.SIGINT, self._note)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._restore()
+
+    def _note(self, number: int, frame: object) -> None:
+        del number, frame
+        self.seen = True
+        self._restore()
+
+    def _restore(self) -> None:
+        if self._before is not None:
+            signal.signal(signal.SIGINT, self._before)
+            self._before = None
 
 
 def find_device(name: str) -> torch.device:

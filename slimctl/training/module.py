@@ -15,9 +15,12 @@ from slimctl.graph.edit import const_tensor
 from slimctl.graph.select import Selection
 from slimctl.training.branches import distinct_names
 from slimctl.training.graph import TorchGraph
-from slimctl.training.learnable import find_statistics, find_weights
-from slimctl.training.tensors import to_numpy
+from slimctl.training.learnable import find_measuring, find_weights, statistics_of
+from slimctl.training.tensors import to_numpy, to_torch
 
+_WHOLE = (torch.bool, torch.int32, torch.int64)
+_FEW = 4096
+"""Elements. Sizes, axes and indices are few; larger ones would be moved in every step."""
 
 _REMEDY = "leave out the step that trains"
 
@@ -25,9 +28,10 @@ _REMEDY = "leave out the step that trains"
 class TrainableGraph(nn.Module):
     """Computes what a model computes, and learns.
 
-    Weights (see :mod:`slimctl.training.learnable`) are parameters, statistics of batches and all
-    other constants are buffers. Half precision is computed, and learned, in single precision.
-    Zeros among the elements of matrices stay zeros: pruned connections do not come back.
+    Weights (see :mod:`slimctl.training.learnable`) are parameters, statistics of batches and other
+    constants are buffers, sizes and indices stay on the CPU. Half precision is computed, and
+    learned, in single precision. Zeros among the elements of matrices stay zeros: pruned
+    connections do not come back.
 
     Attributes:
         learned: Names of the weights, in the order of ``weights``.
@@ -54,7 +58,8 @@ class TrainableGraph(nn.Module):
     ) -> None:
         super().__init__()
         self._graph = TorchGraph(model, _REMEDY)
-        found, self.skipped = find_weights(self._graph.model, selection or Selection())
+        selection = selection or Selection()
+        found, self.skipped = find_weights(self._graph.model, selection)
         matrices = {weight.value.name or "": weight.matrix for weight in found}
         held = self._graph.constants
         stored = distinct_names(model)  # without what a newer operator set brought with it
@@ -66,11 +71,23 @@ class TrainableGraph(nn.Module):
                 fix="choose layers with --include and --exclude that have float weights; a "
                 "quantized model is trained with quantize --mode qat",
             )
+        measuring = find_measuring(self._graph.model, selection)
+        self._measuring = frozenset(node.name or "" for node in measuring)
         self._statistics = tuple(
-            name for name in _names(find_statistics(self._graph.model)) if name in held
+            name for name in dict.fromkeys(_names(statistics_of(measuring))) if name in stored
         )
-        self.weights = nn.ParameterList([nn.Parameter(held[name]) for name in self.learned])
-        self._fixed = tuple(name for name in held if name not in set(self.learned))
+        decaying = {weight.value.name for weight in found if weight.decays}
+        self._decaying = tuple(name in decaying for name in self.learned)
+        self.weights = nn.ParameterList(
+            [nn.Parameter(_channels_last(held[name])) for name in self.learned]
+        )
+        numbers = self._graph.numbers()
+        self._numbers = {
+            name: tensor
+            for name, tensor in held.items()
+            if name not in self.learned and (_is_number(tensor) or name in numbers)
+        }
+        self._fixed = tuple(n for n in held if n not in self.learned and n not in self._numbers)
         for index, name in enumerate(self._fixed):
             self.register_buffer(f"fixed_{index}", held[name], persistent=name in self._statistics)
         self._masks: list[Tensor | None] = []
@@ -94,12 +111,18 @@ class TrainableGraph(nn.Module):
         held: dict[str, Tensor] = dict(zip(self.learned, self.weights, strict=True))
         for index, name in enumerate(self._fixed):
             held[name] = self.get_buffer(f"fixed_{index}")
-        return self._graph.execute({**held, **feeds}, keep)
+        given = {name: _channels_last(tensor) for name, tensor in feeds.items()}
+        return self._graph.execute({**self._numbers, **held, **given}, keep)
 
     def train(self, mode: bool = True) -> Self:
-        """Whether normalizations use, and learn, the statistics of batches."""
-        self._graph.set_training(mode)
+        """Whether normalizations that learn use, and measure, the statistics of batches."""
+        self._graph.set_training(self._measuring if mode else ())
         return super().train(mode)
+
+    def by_decay(self) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+        """Weights that decay, and those that do not: biases, scales, what was named further."""
+        pairs = list(zip(self.weights, self._decaying, strict=True))
+        return [w for w, decays in pairs if decays], [w for w, decays in pairs if not decays]
 
     def mask(self, index: int) -> Tensor | None:
         """Which elements of a weight may be other than zero; None if all may."""
@@ -136,7 +159,10 @@ class TrainableGraph(nn.Module):
             value = places[name]
             before = const_tensor(value)
             assert before is not None, "it was a constant when this was made"
-            array = to_numpy(tensor.cpu()).astype(before.dtype.numpy())
+            learned = to_numpy(tensor.cpu())
+            if learned.tobytes() == to_torch(before.numpy()).numpy().tobytes():
+                continue  # narrowing would change NaNs
+            array = learned.astype(before.dtype.numpy())
             if array.tobytes() != before.numpy().tobytes():
                 _store(value, ir.tensor(np.array(array), dtype=before.dtype, name=name))
                 changed.append(name)
@@ -159,6 +185,18 @@ def _mask(weight: Tensor) -> Tensor | None:
     """Ones where a weight is not zero; None if it is nowhere zero, or everywhere."""
     kept = weight != 0
     return None if bool(kept.all()) or not bool(kept.any()) else kept.to(weight.dtype)
+
+
+def _channels_last(tensor: Tensor) -> Tensor:
+    """The same values; kernels and images lie in memory as convolutions are fastest on them."""
+    if tensor.ndim != 4 or not tensor.is_floating_point():
+        return tensor
+    return tensor.contiguous(memory_format=torch.channels_last)
+
+
+def _is_number(tensor: Tensor) -> bool:
+    """Whether it says what to do rather than being computed with: such tensors stay on the CPU."""
+    return tensor.dtype in _WHOLE and tensor.numel() <= _FEW
 
 
 def _names(values: Collection[ir.Value]) -> list[str]:

@@ -8,6 +8,8 @@ from typing import Any, NamedTuple, TypeAlias
 import onnx_ir as ir
 from torch import Tensor
 
+from slimctl.graph.edit import const_tensor
+
 Results: TypeAlias = Tensor | tuple[Tensor, ...]
 """The outputs of a node: one tensor, or several in their order."""
 
@@ -27,14 +29,26 @@ class Call:
         read = [i for i, v in enumerate(node.outputs) if v.uses() or v.is_graph_output()]
         self.outputs = max(read, default=0) + 1
         self._attributes = {name: attribute.value for name, attribute in node.attributes.items()}
+        self._numbers = [_number(value) for value in node.inputs]
 
     def attribute(self, name: str, default: Any = None) -> Any:
         """The plain value of an attribute."""
         return self._attributes.get(name, default)
 
+    def number(self, index: int) -> float | None:
+        """An input that is one float in every run; None where it is not, or not given."""
+        return self._numbers[index] if index < len(self._numbers) else None
+
     def has_input(self, index: int) -> bool:
         """Whether there is such an input."""
         return index < len(self.node.inputs) and self.node.inputs[index] is not None
+
+
+def _number(value: ir.Value | None) -> float | None:
+    tensor = const_tensor(value)
+    if tensor is None or tensor.size != 1 or not tensor.dtype.is_floating_point():
+        return None
+    return float(tensor.numpy().reshape(-1)[0])
 
 
 Refusal: TypeAlias = Callable[[Call], str]
@@ -53,11 +67,13 @@ class Operator(NamedTuple):
         run: From the call and the inputs, None for those left out, to the outputs.
         refuses: Looks at a node before anything runs.
         outputs: How many outputs ``run`` gives.
+        numbers: Inputs that are read as numbers, such as sizes: they need not be on the device.
     """
 
     run: Callable[..., Results]
     refuses: Refusal = _accept
     outputs: int = 1
+    numbers: tuple[int, ...] = ()
 
     def objection(self, call: Call) -> str:
         """Why this node cannot be computed; empty when it can."""

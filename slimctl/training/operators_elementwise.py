@@ -28,8 +28,15 @@ def _pow(call: Call, x: Tensor, exponent: Tensor) -> Tensor:
 
 
 def _clip(call: Call, x: Tensor, low: Tensor | None = None, high: Tensor | None = None) -> Tensor:
-    del call
+    """Between two numbers in one go, as ReLU6; at the bounds the gradient is that of Relu: zero."""
+    first, last = call.number(1), call.number(2)
+    if first is not None and last is not None and first < last and not _learned(low, high):
+        return functional.hardtanh(x, first, last)
     return x if low is None and high is None else torch.clamp(x, low, high)
+
+
+def _learned(*tensors: Tensor | None) -> bool:
+    return any(tensor is not None and tensor.requires_grad for tensor in tensors)
 
 
 def _max(call: Call, *operands: Tensor) -> Tensor:

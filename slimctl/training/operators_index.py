@@ -62,7 +62,7 @@ def _slice(call: Call, x: Tensor, *bounds: Tensor | None) -> Tensor:
 def _positions(x: Tensor, axis: int, chosen: range) -> Tensor:
     if chosen.step == 1:
         return x.narrow(axis, chosen.start, len(chosen))
-    return x.index_select(axis, torch.tensor(chosen, dtype=torch.int64))
+    return x.index_select(axis, torch.tensor(chosen, dtype=torch.int64, device=x.device))
 
 
 def _trilu(call: Call, x: Tensor, diagonal: Tensor | None = None) -> Tensor:
@@ -83,12 +83,12 @@ def _cum_sum(call: Call, x: Tensor, axis: Tensor) -> Tensor:
 _REDUCTIONS = only(reduction=("none", "add"))
 
 OPERATORS = {
-    "CumSum": Operator(_cum_sum),
+    "CumSum": Operator(_cum_sum, numbers=(1,)),
     "Gather": Operator(_gather),
     "GatherElements": Operator(_gather_elements),
     "GatherND": Operator(_gather_nd, only(batch_dims=(0,))),
     "ScatterElements": Operator(_scatter_elements, _REDUCTIONS),
     "ScatterND": Operator(_scatter_nd, _REDUCTIONS),
-    "Slice": Operator(_slice),
-    "Trilu": Operator(_trilu),
+    "Slice": Operator(_slice, numbers=(1, 2, 3, 4)),
+    "Trilu": Operator(_trilu, numbers=(1,)),
 }

@@ -82,8 +82,12 @@ def _gemm(call: Call, a: Tensor, b: Tensor, c: Tensor | None = None) -> Tensor:
     """A [M, K], b [K, N], c broadcast to [M, N]"""
     first = a.T if call.attribute("transA", 0) else a
     second = b.T if call.attribute("transB", 0) else b
-    product: Tensor = call.attribute("alpha", 1.0) * (first @ second)
-    return product if c is None else product + call.attribute("beta", 1.0) * c
+    alpha, beta = call.attribute("alpha", 1.0), call.attribute("beta", 1.0)
+    if c is not None and c.is_floating_point():
+        return torch.addmm(c, first, second, beta=beta, alpha=alpha)
+    product: Tensor = first @ second
+    product = product if alpha == 1.0 else alpha * product
+    return product if c is None else product + beta * c
 
 
 def _einsum(call: Call, *operands: Tensor) -> Tensor:

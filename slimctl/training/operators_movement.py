@@ -96,7 +96,7 @@ def _pad_with_own(x: Tensor, begins: Sequence[int], ends: Sequence[int], mode: s
         before = np.arange(x.shape[axis])[max(-begin, 0) : x.shape[axis] - max(-end, 0)]
         indices = np.pad(before, (max(begin, 0), max(end, 0)), mode)  # type: ignore[call-overload]  # a text, of those that the table allows
         if begin or end:
-            x = x.index_select(axis, torch.from_numpy(indices))
+            x = x.index_select(axis, torch.from_numpy(indices).to(x.device))
     return x
 
 
@@ -124,15 +124,15 @@ OPERATORS = {
     "Concat": Operator(_concat),
     "DepthToSpace": Operator(_depth_to_space),
     "Dropout": Operator(_identity),
-    "Expand": Operator(_expand),
+    "Expand": Operator(_expand, numbers=(1,)),
     "Flatten": Operator(_flatten),
     "Identity": Operator(_identity),
-    "Pad": Operator(_pad, only(mode=("constant", "reflect", "edge", "wrap"))),
-    "Reshape": Operator(_reshape),
+    "Pad": Operator(_pad, only(mode=("constant", "reflect", "edge", "wrap")), numbers=(1, 2, 3)),
+    "Reshape": Operator(_reshape, numbers=(1,)),
     "SpaceToDepth": Operator(_space_to_depth),
-    "Split": Operator(_split, outputs=_ALL),
-    "Squeeze": Operator(_squeeze),
-    "Tile": Operator(_tile),
+    "Split": Operator(_split, outputs=_ALL, numbers=(1,)),
+    "Squeeze": Operator(_squeeze, numbers=(1,)),
+    "Tile": Operator(_tile, numbers=(1,)),
     "Transpose": Operator(_transpose),
-    "Unsqueeze": Operator(_unsqueeze),
+    "Unsqueeze": Operator(_unsqueeze, numbers=(1,)),
 }

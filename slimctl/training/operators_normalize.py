@@ -29,8 +29,11 @@ def _batch_normalization(call: Call, x: Tensor, *of_channels: Tensor) -> Tensor:
 
 def _instance_normalization(call: Call, x: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
     """X [N, C, ...], scale and bias [C]"""
+    epsilon = call.attribute("epsilon", 1e-5)
+    if x.shape[2:].numel() > 1:  # torch refuses what has no variance
+        return functional.instance_norm(x, weight=scale, bias=bias, eps=epsilon)
     shape = (-1, *(1,) * (x.ndim - 2))
-    y = _standardized(x, tuple(range(2, x.ndim)), call.attribute("epsilon", 1e-5))
+    y = _standardized(x, tuple(range(2, x.ndim)), epsilon)
     return y * scale.reshape(shape) + bias.reshape(shape)
 
 
@@ -38,7 +41,11 @@ def _layer_normalization(
     call: Call, x: Tensor, scale: Tensor, bias: Tensor | None = None
 ) -> Tensor:
     """Over the axes from ``axis`` on; scale and bias are broadcast to them."""
-    y = _standardized(x, _axes_from(call, x), call.attribute("epsilon", 1e-5)) * scale
+    axes, epsilon = _axes_from(call, x), call.attribute("epsilon", 1e-5)
+    sizes = x.shape[axes[0] :]
+    if scale.shape == sizes and (bias is None or bias.shape == sizes):
+        return functional.layer_norm(x, sizes, scale, bias, epsilon)
+    y = _standardized(x, axes, epsilon) * scale
     return y if bias is None else y + bias
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 
-import torch
 from torch import Tensor
 from torch.nn import functional
 
@@ -55,7 +54,9 @@ def _average_pool(call: Call, x: Tensor) -> Tensor:
     window = window_of(call, call.attribute("kernel_shape"), x.shape[2:])
     rest = _rest(call, window, x)
     pool = _AVERAGES[len(window.kernel)]
-    counted = torch.ones((1, 1, *x.shape[2:]), dtype=x.dtype)
+    if not any((*window.begins, *window.ends, *rest)):
+        return pool(x, window.kernel, window.strides)
+    counted = x.new_ones((1, 1, *x.shape[2:]))
     value = 1.0 if call.attribute("count_include_pad", 0) else 0.0
     counted = padded(padded(counted, window.begins, window.ends, value), (0,) * len(rest), rest)
     ends = [e + r for e, r in zip(window.ends, rest, strict=True)]

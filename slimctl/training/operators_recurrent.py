@@ -1,12 +1,13 @@
-"""Recurrent layers, step by step.
+"""Recurrent layers.
 
+torch has them in one piece, for its own order of gates. A GRU that resets before the product of
+matrices is not among those, and goes step by step.
 Names as in ONNX: T steps, B batch, D directions, G gates, H hidden units, I inputs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import NamedTuple, TypeAlias
 
 import torch
@@ -14,97 +15,120 @@ from torch import Tensor
 
 from slimctl.training.operator import Call, Operator, Results, any_of, only, without_inputs
 
-States: TypeAlias = tuple[Tensor, ...]
-"""What goes from step to step, each [B, H]; the first is what the layer gives."""
+Compute: TypeAlias = Callable[[Tensor, list[Tensor], list[Tensor], bool], Sequence[Tensor]]
+"""From x [T, B, I], first states [D, B, H], four weights for each direction, and whether there are
+two of them, to y [T, B, D*H] and the last states [D, B, H]."""
 
 
-class _Weights(NamedTuple):
-    """Of one direction: w [G*H, I], r [G*H, H], biases of both [G*H]."""
+class _Layer(NamedTuple):
+    """A kind of layer.
 
-    w: Tensor
-    r: Tensor
-    w_bias: Tensor
-    r_bias: Tensor
+    Attributes:
+        compute: All steps at once.
+        order: The gates as it wants them, by their places in ONNX.
+    """
 
-
-Cell: TypeAlias = Callable[[_Weights, Tensor, States], States]
-"""From the weights, ``x @ w.T`` of a step [B, G*H], and the states, to the next states."""
+    compute: Compute
+    order: Sequence[int]
 
 
 def _run(
-    call: Call, cell: Cell, x: Tensor, weights: Sequence[Tensor | None], states: States
+    call: Call, layer: _Layer, x: Tensor, given: Sequence[Tensor | None], states: list[Tensor]
 ) -> Results:
-    """X [T, B, I]; w [D, G*H, I], r [D, G*H, H], b [D, 2*G*H]; states [D, B, H].
+    """X [T, B, I]; given: w [D, G*H, I], r [D, G*H, H], b [D, 2*G*H]; states [D, B, H].
 
     Returns:
         Y [T, D, B, H] and the last states [D, B, H].
     """
     direction = call.attribute("direction", "forward")
-    turned = {"forward": [False], "reverse": [True], "bidirectional": [False, True]}[direction]
-    found, last = [], []
-    for index, backwards in enumerate(turned):
-        steps = x.flip(0) if backwards else x
-        outputs, end = _direction(
-            cell, steps, _weights(weights, index), tuple(state[index] for state in states)
-        )
-        found.append(outputs.flip(0) if backwards else outputs)
-        last.append(end)
-    return torch.stack(found, 1), *(torch.stack(states) for states in zip(*last, strict=True))
+    backwards = direction == "reverse"
+    y, *last = layer.compute(
+        x.flip(0) if backwards else x,
+        states,
+        _weights(given, layer.order),
+        direction == "bidirectional",
+    )
+    y = y.reshape(*y.shape[:2], states[0].shape[0], -1).transpose(1, 2)  # from [T, B, D*H]
+    return y.flip(0) if backwards else y, *last
 
 
-def _weights(weights: Sequence[Tensor | None], index: int) -> _Weights:
-    w, r, b = weights
+def _weights(given: Sequence[Tensor | None], order: Sequence[int]) -> list[Tensor]:
+    """Of each direction: w [G*H, I], r [G*H, H], the biases of both [G*H]."""
+    w, r, b = given
     assert w is not None and r is not None, "only the bias may be left out"
     rows = w.shape[1]
-    bias = w.new_zeros(2 * rows) if b is None else b[index]
-    return _Weights(w[index], r[index], bias[:rows], bias[rows:])
+    b = w.new_zeros(w.shape[0], 2 * rows) if b is None else b
+    found = []
+    for index in range(w.shape[0]):
+        parts = (w[index], r[index], b[index, :rows], b[index, rows:])
+        found += [_ordered(part, order) for part in parts]
+    return found
 
 
-def _direction(cell: Cell, x: Tensor, weights: _Weights, states: States) -> tuple[Tensor, States]:
-    inputs = x @ weights.w.T  # [T, B, G*H]
-    outputs = []
-    for step in inputs:
-        states = cell(weights, step, states)
-        outputs.append(states[0])
-    return torch.stack(outputs), states
+def _ordered(weight: Tensor, order: Sequence[int]) -> Tensor:
+    """Gates in another order; they lie one behind the other along axis 0."""
+    if len(order) == 1:
+        return weight
+    gates = weight.chunk(len(order))
+    return torch.cat([gates[place] for place in order])
 
 
-def _initial(x: Tensor, r: Tensor, given: Sequence[Tensor | None]) -> States:
+def _initial(x: Tensor, r: Tensor, given: Sequence[Tensor | None]) -> list[Tensor]:
     zeros = x.new_zeros(r.shape[0], x.shape[1], r.shape[2])
-    return tuple(zeros if state is None else state for state in given)
+    return [zeros if state is None else state for state in given]
 
 
-# cells
+# layers: torch's have biases, one layer, no dropout (whose mode does not matter then), steps first
 
 
-def _lstm_cell(weights: _Weights, x: Tensor, states: States) -> States:
-    """Gates in the order input, output, forget, cell."""
-    hidden, cell = states
-    gates = x + weights.w_bias + hidden @ weights.r.T + weights.r_bias
-    enter, leave, keep, new = gates.chunk(4, -1)
-    cell = torch.sigmoid(keep) * cell + torch.sigmoid(enter) * torch.tanh(new)
-    return torch.sigmoid(leave) * torch.tanh(cell), cell
+def _lstm_layer(
+    x: Tensor, states: list[Tensor], weights: list[Tensor], both: bool
+) -> Sequence[Tensor]:
+    found: Sequence[Tensor] = torch.lstm(x, states, weights, True, 1, 0.0, False, both, False)
+    return found
 
 
-def _gru_cell(weights: _Weights, x: Tensor, states: States, *, reset_behind: bool) -> States:
-    """Gates in the order update, reset, hidden."""
-    (hidden,) = states
-    size = hidden.shape[-1]
-    inputs = x + weights.w_bias
-    r, bias = weights.r, weights.r_bias
-    both = inputs[:, : 2 * size] + hidden @ r[: 2 * size].T + bias[: 2 * size]
-    update, reset = torch.sigmoid(both).chunk(2, -1)
-    if reset_behind:
-        carried = reset * (hidden @ r[2 * size :].T + bias[2 * size :])
-    else:
-        carried = (reset * hidden) @ r[2 * size :].T + bias[2 * size :]
-    new = torch.tanh(inputs[:, 2 * size :] + carried)
-    return ((1 - update) * new + update * hidden,)
+def _gru_layer(
+    x: Tensor, states: list[Tensor], weights: list[Tensor], both: bool
+) -> Sequence[Tensor]:
+    found: Sequence[Tensor] = torch.gru(x, states[0], weights, True, 1, 0.0, False, both, False)
+    return found
 
 
-def _rnn_cell(weights: _Weights, x: Tensor, states: States) -> States:
-    carried = states[0] @ weights.r.T + weights.r_bias
-    return (torch.tanh(x + weights.w_bias + carried),)
+def _rnn_layer(
+    x: Tensor, states: list[Tensor], weights: list[Tensor], both: bool
+) -> Sequence[Tensor]:
+    found: Sequence[Tensor] = torch.rnn_tanh(
+        x, states[0], weights, True, 1, 0.0, False, both, False
+    )
+    return found
+
+
+def _stepwise_gru_layer(
+    x: Tensor, states: list[Tensor], weights: list[Tensor], both: bool
+) -> Sequence[Tensor]:
+    """A GRU that resets the hidden state before it is multiplied."""
+    outputs, last = [], []
+    for index, hidden in enumerate(states[0]):
+        steps = x.flip(0) if both and index else x
+        found = _gru_steps(steps, hidden, weights[4 * index : 4 * index + 4])
+        last.append(found[-1])
+        outputs.append(found.flip(0) if both and index else found)
+    return torch.cat(outputs, -1), torch.stack(last)
+
+
+def _gru_steps(x: Tensor, hidden: Tensor, weights: Sequence[Tensor]) -> Tensor:
+    """Gates in the order reset, update, hidden: x [T, B, I], hidden [B, H] to [T, B, H]."""
+    w, r, w_bias, r_bias = weights
+    size = 2 * hidden.shape[-1]
+    found = []
+    for inputs in x @ w.T + w_bias + r_bias:  # [T, B, G*H]
+        both = torch.sigmoid(inputs[:, :size] + hidden @ r[:size].T)
+        reset, update = both.chunk(2, -1)
+        new = torch.tanh(inputs[:, size:] + (reset * hidden) @ r[size:].T)
+        hidden = (1 - update) * new + update * hidden
+        found.append(hidden)
+    return torch.stack(found)
 
 
 # operators
@@ -116,19 +140,22 @@ def _others(given: Sequence[Tensor | None]) -> tuple[Tensor | None, ...]:
 
 
 def _lstm(call: Call, x: Tensor, w: Tensor, r: Tensor, *given: Tensor | None) -> Results:
+    """ONNX has input, output, forget, cell; torch input, forget, cell, output."""
     b, _, hidden, cell = _others(given)
-    return _run(call, _lstm_cell, x, (w, r, b), _initial(x, r, (hidden, cell)))
+    states = _initial(x, r, (hidden, cell))
+    return _run(call, _Layer(_lstm_layer, (0, 2, 3, 1)), x, (w, r, b), states)
 
 
 def _gru(call: Call, x: Tensor, w: Tensor, r: Tensor, *given: Tensor | None) -> Results:
+    """ONNX has update, reset, hidden; torch reset, update, hidden."""
     b, _, hidden, _ = _others(given)
-    cell = partial(_gru_cell, reset_behind=bool(call.attribute("linear_before_reset", 0)))
-    return _run(call, cell, x, (w, r, b), _initial(x, r, (hidden,)))
+    layer = _gru_layer if call.attribute("linear_before_reset", 0) else _stepwise_gru_layer
+    return _run(call, _Layer(layer, (1, 0, 2)), x, (w, r, b), _initial(x, r, (hidden,)))
 
 
 def _rnn(call: Call, x: Tensor, w: Tensor, r: Tensor, *given: Tensor | None) -> Results:
     b, _, hidden, _ = _others(given)
-    return _run(call, _rnn_cell, x, (w, r, b), _initial(x, r, (hidden,)))
+    return _run(call, _Layer(_rnn_layer, (0,)), x, (w, r, b), _initial(x, r, (hidden,)))
 
 
 def _activations(*usual: str) -> Callable[[Call], str]:

@@ -21,7 +21,7 @@ def _reduction(reduce: Callable[[Tensor, Axes, bool], Tensor]) -> Operator:
         # torch reads no axes as all of them, or as none, depending on the function.
         return reduce(x, listed or tuple(range(x.ndim)), bool(call.attribute("keepdims", 1)))
 
-    return Operator(run)
+    return Operator(run, numbers=(1,))
 
 
 def _sum(x: Tensor, axes: Axes, keep: bool) -> Tensor:
@@ -77,5 +77,5 @@ OPERATORS = {
     "ReduceProd": _reduction(_prod),
     "ReduceSum": _reduction(_sum),
     "ReduceSumSquare": _reduction(_sum_square),
-    "TopK": Operator(_top_k, outputs=2),
+    "TopK": Operator(_top_k, outputs=2, numbers=(1,)),
 }

@@ -134,8 +134,8 @@ def _resized(call: Call, x: Tensor, place: int, axis: _Axis) -> Tensor:
     indices = np.clip(indices, 0, axis.before - 1)
     shape = (-1, *(1,) * (x.ndim - place - 1))
     terms = [
-        x.index_select(place, torch.from_numpy(index.astype(np.int64)))
-        * torch.from_numpy(weight).to(x.dtype).reshape(shape)
+        x.index_select(place, torch.from_numpy(index.astype(np.int64)).to(x.device))
+        * torch.from_numpy(weight).to(x).reshape(shape)
         for index, weight in zip(indices, weights, strict=True)
     ]
     return torch.stack(terms).sum(0) if len(terms) > 1 else terms[0]
@@ -148,5 +148,6 @@ OPERATORS = {
             only(mode=tuple(_TAPS), coordinate_transformation_mode=tuple(_PLACES)),
             only(antialias=(0,), keep_aspect_ratio_policy=("stretch",)),
         ),
+        numbers=(1, 2, 3),
     ),
 }

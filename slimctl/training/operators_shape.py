@@ -51,8 +51,8 @@ def _cast_like(call: Call, x: Tensor, like: Tensor) -> Tensor:
 OPERATORS = {
     "Cast": Operator(_cast, _castable),
     "CastLike": Operator(_cast_like),
-    "ConstantOfShape": Operator(_constant_of_shape),
-    "Range": Operator(_range),
+    "ConstantOfShape": Operator(_constant_of_shape, numbers=(0,)),
+    "Range": Operator(_range, numbers=(0, 1, 2)),
     "Shape": Operator(_shape),
     "Size": Operator(_size),
 }

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from slimctl.core.contract import Progress, TrainingBatch, TrainingData
-from slimctl.core.errors import ModelExecutionError
+from slimctl.core.errors import ModelExecutionError, SourceError
 from slimctl.training.tensors import to_torch
 
 MEMORY_BYTES = 2 * 2**30
@@ -54,7 +54,7 @@ class Samples:
 
     Attributes:
         count: How many samples there are.
-        steps: How many batches an epoch has.
+        steps: How many batches an epoch has; about, where shapes or windows decide that.
 
     Args:
         data: Where they come from.
@@ -62,6 +62,9 @@ class Samples:
         fixed: Samples that the model takes at a time, if it fixes that.
         progress: Where to say how far reading is.
         memory: Bytes that samples may take.
+
+    Raises:
+        SourceError: There are fewer samples than the model takes at a time.
     """
 
     def __init__(
@@ -80,7 +83,13 @@ class Samples:
             data.batches(), total=data.sample_count, label="reading training samples"
         )
         self.count, size, whole = 0, 0, True
+        sizes: list[int] = []
+        first: TrainingBatch | None = None
+        alike = True
         for batch in batches:
+            first = first or batch
+            alike = alike and _divisible(batch, first)
+            sizes.append(batch.size)
             self.count += batch.size
             size += _bytes(batch)
             whole = whole and size <= memory
@@ -89,8 +98,18 @@ class Samples:
         self._whole = _Rows.of(self._window) if whole else None
         if self._whole is not None or not whole:
             self._window = []
-        self.steps = -(-self.count // batch_size)
         self._in_memory = whole
+        if fixed and self.count < fixed:
+            raise SourceError(
+                "training data",
+                f"The model takes {fixed} samples at a time, and there are {self.count}",
+                fix="give more samples, or export the model for any number of them",
+            )
+        if alike:
+            part = fixed or batch_size
+            sizes = [part] * (self.count // part)
+            sizes += [] if fixed or not self.count % part else [self.count % part]
+        self.steps = _batches(sizes, batch_size)
 
     def epoch(self, seed: int, number: int, *, skip: int = 0) -> Iterator[list[Part]]:
         """All samples once.
@@ -175,6 +194,16 @@ class _Rows:
             feeds = {name: tensor[index] for name, tensor in self.feeds.items()}
             labels = None if self.labels is None else self.labels[index]
             yield Part(feeds, labels, self.rows[chosen], len(chosen))
+
+
+def _batches(parts: Sequence[int], batch_size: int) -> int:
+    """How many batches parts of these sizes make; about as many as in another order."""
+    count = held = 0
+    for size in parts:
+        held += size
+        if held >= batch_size:
+            count, held = count + 1, 0
+    return count + bool(held)
 
 
 def _divisible(batch: TrainingBatch, first: TrainingBatch) -> bool:

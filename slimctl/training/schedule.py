@@ -29,7 +29,7 @@ def rate(settings: Settings, step: int, steps: int) -> float:
         return (step + 1) / (warm + 1)
     if settings.schedule == "constant":
         return 1.0
-    return _cosine(1.0, 0.0, (step - warm) / max(steps - warm, 1))
+    return _cosine(1.0, 0.0, min((step - warm) / max(steps - warm, 1), 1.0))
 
 
 def _one_cycle(step: int, steps: int, rising: float) -> float:
@@ -37,7 +37,7 @@ def _one_cycle(step: int, steps: int, rising: float) -> float:
     peak = max(round(rising * steps), 1)
     if step < peak:
         return _cosine(_START, 1.0, step / peak)
-    return _cosine(1.0, _END, (step - peak) / max(steps - peak, 1))
+    return _cosine(1.0, _END, min((step - peak) / max(steps - peak, 1), 1.0))
 
 
 def _cosine(start: float, end: float, share: float) -> float:
@@ -45,20 +45,18 @@ def _cosine(start: float, end: float, share: float) -> float:
 
 
 def optimizer_for(
-    settings: Settings, weights: Sequence[nn.Parameter], others: Iterable[nn.Parameter]
+    settings: Settings, decaying: Sequence[nn.Parameter], others: Iterable[nn.Parameter]
 ) -> torch.optim.Optimizer:
     """An optimizer of everything that is learned.
 
     Args:
         settings: Which one, and its numbers.
-        weights: Of the model. Vectors (biases, scales) do not decay.
-        others: What is learned along, and does not decay.
+        decaying: Matrices, kernels, tables of words.
+        others: What does not decay: biases, scales, what is learned along.
     """
-    decaying = [weight for weight in weights if weight.ndim > 1]
-    plain = [weight for weight in weights if weight.ndim <= 1]
     groups = [
-        {"params": decaying, "weight_decay": settings.weight_decay},
-        {"params": [*plain, *others], "weight_decay": 0.0},
+        {"params": [*decaying], "weight_decay": settings.weight_decay},
+        {"params": [*others], "weight_decay": 0.0},
     ]
     groups = [group for group in groups if group["params"]]
     if settings.optimizer == "sgd":

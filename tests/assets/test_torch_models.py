@@ -18,12 +18,15 @@ from benchmarks.pruning_models import SUBJECTS, Feeds, difference, tokens
 from benchmarks.workload import NETWORKS
 from slimctl.core.errors import UnsupportedModelError
 from slimctl.graph.channels import analyze, group_units
+from slimctl.graph.edit import add_initializer, all_nodes
 from slimctl.graph.load import load_model
 from slimctl.graph.session import Level, open_session, run, tapped
 from slimctl.graph.shapes import infer_shapes
 from slimctl.passes._first_order import unit_effects
 from slimctl.passes.fuse import Fuse
+from slimctl.runtime.session import Runtime
 from slimctl.training.graph import TorchGraph
+from slimctl.training.module import TrainableGraph
 
 MODELS = (
     *("orientation", "ocr-rec", "ocr-det", "ocr-cls", "ocr-rec-v6", "ocr-det-v6"),
@@ -46,15 +49,17 @@ def one_thread() -> Iterator[None]:
 
 
 def compare(model: ir.Model, feeds: Sequence[Feeds]) -> None:
-    """Outputs, or what goes into a Sigmoid or Softmax there."""
+    """Outputs, or what goes into a Sigmoid or Softmax there: onnxruntime's, and our runtime's."""
     names = [_telling(value) for value in model.graph.outputs]
-    session = open_session(tapped(model, names, only=True), level=Level.DISABLED, threads=1)
+    shown = tapped(model, names, only=True)
+    session, runtime = open_session(shown, level=Level.DISABLED, threads=1), Runtime(shown)
     graph = TorchGraph(model)
     found = [
         {name: tensor.detach().numpy() for name, tensor in graph.run(feed, names).items()}
         for feed in feeds
     ]
     assert difference(found, [run(session, feed) for feed in feeds]) <= CLOSE
+    assert difference(found[:1], [runtime.run(feeds[0])]) <= CLOSE
 
 
 def _telling(value: ir.Value) -> str:
@@ -91,9 +96,46 @@ def test_so_are_those_of_magika(asset: Callable[[str], Path]) -> None:
 
 
 def test_branches_of_silero_are_refused_by_name(asset: Callable[[str], Path]) -> None:
-    with pytest.raises(UnsupportedModelError, match="If cannot run in torch here") as caught:
+    """The sampling rate is an input, and decides."""
+    with pytest.raises(UnsupportedModelError, match="If of operator set 16 cannot run") as caught:
         TorchGraph(load_model(asset("silero-vad")))
     assert caught.value.where == "node 'If_0'"
+
+
+def silero(path: Path, rate: int) -> ir.Model:
+    """For one sampling rate and two clips: then every If of it is decided."""
+    model = load_model(path)
+    clips, state, given = model.graph.inputs
+    model.graph.inputs.remove(given)
+    fixed = add_initializer(model.graph, "rate", np.array(rate))
+    for node in all_nodes(model):
+        for index, value in enumerate(node.inputs):
+            if value is given:
+                node.replace_input_with(index, fixed)
+    clips.shape, state.shape = ir.Shape([2, rate // 1000 * 36]), ir.Shape([2, 2, 128])
+    return model
+
+
+@pytest.mark.parametrize("rate", [8000, 16000])
+def test_silero_for_one_rate_runs_and_learns(rate: int, asset: Callable[[str], Path]) -> None:
+    model = silero(asset("silero-vad"), rate)
+    random = np.random.default_rng(0)
+    shapes = {value.name or "": value.shape.numpy() for value in model.graph.inputs if value.shape}
+    feeds = {n: random.standard_normal(s).astype(np.float32) * 0.1 for n, s in shapes.items()}
+    compare(model, [feeds])
+    module = TrainableGraph(model)
+    assert module.write_back(model) == []
+    recurrent = [weight for weight in module.weights if weight.shape == (512, 128)]
+    assert len(recurrent) == 2  # of the LSTM, which has its gates in another order
+    module({n: torch.from_numpy(a) for n, a in feeds.items()}, ["output"])[
+        "output"
+    ].sum().backward()
+    assert all(bool(weight.grad.abs().sum() > 0) for weight in recurrent)
+    with torch.no_grad():
+        for weight in module.weights:
+            weight.add_(1e-3)
+    assert sorted(module.write_back(model)) == sorted(module.learned)
+    compare(model, [feeds])
 
 
 @pytest.mark.parametrize("name", ["ocr-rec", "ocr-det-v6", "captcha-rec", "nsnet2", "minilm"])

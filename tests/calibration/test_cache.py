@@ -12,9 +12,9 @@ import pytest
 
 from slimctl.calibration import cache as cache_module
 from slimctl.calibration.cache import StatisticsCache
-from slimctl.core.cache import cache_folder, cache_key
 from slimctl.calibration.collect import Statistics
 from slimctl.calibration.histogram import FloatHistogram
+from slimctl.core.cache import cache_folder, cache_key
 from slimctl.core.contract import InputMean, LinearInput
 
 LAYERS = (

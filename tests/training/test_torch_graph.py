@@ -45,7 +45,7 @@ def test_an_operator_without_a_function_is_named_with_its_node() -> None:
     <ir_version: 8, opset_import: ["": 17]>
     g (float[N,3] x) => (float[N,3] y) { a = Relu(x)  y = Hardmax(a) }
     """
-    with pytest.raises(UnsupportedModelError, match="Hardmax cannot run in torch") as caught:
+    with pytest.raises(UnsupportedModelError, match="Hardmax of operator set 17 cannot") as caught:
         TorchGraph(parsed(text))
     assert caught.value.where == "node 'Hardmax_1'"
     assert "--importance" in caught.value.fix
@@ -56,22 +56,34 @@ def test_an_operator_of_another_domain_is_not_mistaken_for_its_namesake() -> Non
     <ir_version: 8, opset_import: ["": 17, "com.example": 1]>
     g (float[N,3] x) => (float[N,3] y) { y = com.example.Relu(x) }
     """
-    with pytest.raises(UnsupportedModelError, match=r"com\.example::Relu"):
+    with pytest.raises(UnsupportedModelError, match=r"com\.example::Relu of operator set 1 "):
         TorchGraph(parsed(text))
 
 
-def test_branches_are_refused() -> None:
+def test_the_operator_set_is_the_one_that_the_user_has() -> None:
+    text = """
+    <ir_version: 8, opset_import: ["": 11]>
+    g (float[N,3] x) => (float[N,3] y) { a = Relu(x)  y = Hardmax<axis=1>(a) }
+    """
+    with pytest.raises(UnsupportedModelError, match="Hardmax of operator set 11") as caught:
+        TorchGraph(parsed(text), remedy="leave it out")
+    assert caught.value.where == "node 'Hardmax_1'"
+    assert caught.value.fix.startswith("leave it out, or add the operator")
+
+
+def test_loops_are_refused() -> None:
     text = """
     <ir_version: 8, opset_import: ["": 17]>
-    g (float[N] x, bool c) => (float[N] y) {
-        y = If (c) <
-            then_branch = one () => (float[N] a) { a = Relu(x) },
-            else_branch = two () => (float[N] b) { b = Neg(x) }
-        >
+    g (int64 n, float[3] x) => (float[3] y) {
+        y = Loop (n, , x) <body = b (int64 i, bool c, float[3] a) => (bool d, float[3] e) {
+            d = Identity(c)
+            e = Relu(a)
+        }>
     }
     """
-    with pytest.raises(UnsupportedModelError, match="it runs a graph of its own"):
+    with pytest.raises(UnsupportedModelError, match="it runs a graph of its own") as caught:
         TorchGraph(parsed(text))
+    assert caught.value.where == "node 'Loop_0'"
 
 
 X = normal(1, 2, 4, 4)

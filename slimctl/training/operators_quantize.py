@@ -1,0 +1,92 @@
+"""Quantization that can be differentiated: codes are floats, and rounding passes gradients on.
+
+``QuantizeLinear`` computes what :mod:`slimctl.numerics.affine` computes, ``saturate(rint(x / s) +
+z)``. With ``rint`` taken for the identity where it is differentiated, and what saturates for a
+constant, DequantizeLinear behind it has the gradients of LSQ (Esser et al., "Learned step size
+quantization", ICLR 2020, equations 3 and 5): by x, 1 inside of the range and 0 outside of it; by
+the scale, ``rint(v) - v`` inside, with ``v = x / s``, and the code at which x saturates outside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import onnx_ir as ir
+import torch
+from torch import Tensor
+
+from slimctl.training.code_ranges import CODES, RANGE
+from slimctl.training.operator import Call, Operator
+
+
+def rounded(x: Tensor) -> Tensor:
+    """``rint(x)``, ties to even, whose gradient is that of ``x``.
+
+    The difference of a number and its nearest integer is exact, and so is its sum with the number.
+    """
+    return x + (torch.round(x) - x).detach()
+
+
+def _quantize(call: Call, x: Tensor, scale: Tensor, zero_point: Tensor | None = None) -> Tensor:
+    low, high = _range(call)
+    zero = torch.zeros((), dtype=x.dtype, device=x.device) if zero_point is None else zero_point
+    shift = _along(call, zero.to(x), x)
+    steps = x / _along(call, scale, x)
+    with torch.no_grad():
+        saturated = torch.clamp(steps, low - shift, high - shift)
+        inside = (steps > low - shift) & (steps < high - shift)
+    return rounded(torch.where(inside, steps, saturated)) + shift
+
+
+def _dequantize(call: Call, x: Tensor, scale: Tensor, zero_point: Tensor | None = None) -> Tensor:
+    codes = x.to(scale.dtype)
+    if zero_point is not None:
+        codes = codes - _along(call, zero_point.to(codes), x)
+    return codes * _along(call, scale, x)
+
+
+def _along(call: Call, values: Tensor, x: Tensor) -> Tensor:
+    """One value per channel such that it broadcasts."""
+    if values.numel() == 1:
+        return values.reshape(())
+    shape = [1] * x.ndim
+    shape[call.attribute("axis", 1)] = values.numel()
+    return values.reshape(shape)  # [c] -> [1, c, 1, 1]
+
+
+def _kind(call: Call) -> ir.DataType | None:
+    """Type of the codes."""
+    if call.has_input(2):
+        value = call.node.inputs[2]
+        return None if value is None else value.dtype
+    return ir.DataType(call.attribute("output_dtype", 0) or ir.DataType.UINT8)
+
+
+def _range(call: Call) -> tuple[float, float]:
+    kind = _kind(call)
+    assert kind in CODES, "it was looked at"
+    given: Sequence[Any] = call.attribute(RANGE, CODES[kind])
+    return float(given[0]), float(given[1])
+
+
+def _refuses_to_quantize(call: Call) -> str:
+    if call.attribute("block_size", 0):
+        return "it has one scale per block"
+    if _kind(call) not in CODES:
+        return f"it makes codes of {_kind(call)}"
+    codes = call.node.outputs[0]
+    if codes.is_graph_output():
+        return "its codes are an output of the graph"
+    others = [use.node for use in codes.uses() if use.node.op_type != "DequantizeLinear"]
+    return f"{others[0].op_type} '{others[0].name}' reads its codes" if others else ""
+
+
+def _refuses_to_dequantize(call: Call) -> str:
+    return "it has one scale per block" if call.attribute("block_size", 0) else ""
+
+
+OPERATORS = {
+    "DequantizeLinear": Operator(_dequantize, _refuses_to_dequantize),
+    "QuantizeLinear": Operator(_quantize, _refuses_to_quantize),
+}
