@@ -11,21 +11,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from benchmarks.fashion import BasicBlock, Head, InvertedResidual, export, unit
-
-
-def resnet() -> nn.Module:
-    """A ResNet of five basic blocks."""
-    return nn.Sequential(
-        *unit(1, 16, 3, 2),
-        nn.ReLU(),
-        BasicBlock(16, 16, 1),
-        BasicBlock(16, 32, 2),
-        BasicBlock(32, 32, 1),
-        BasicBlock(32, 96, 2),
-        BasicBlock(96, 96, 1),
-        Head(96),
-    )
+from benchmarks.fashion import Head, InvertedResidual, export, resnet, unit
 
 
 def mobilenet() -> nn.Module:

