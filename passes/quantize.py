@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, ClassVar, Final, Literal, Self
 
-from pydantic import Field, JsonValue, ValidationError, field_validator, model_validator
+from pydantic import (
+    Field,
+    JsonValue,
+    ValidationError,
+    field_serializer,
+    field_validator,
+    model_validator,
+)
 
 from slimctl.core.contract import CalibrationMethod, Effect, Pass
 from slimctl.core.errors import OptionError
@@ -235,7 +243,7 @@ class Quantize(Pass):
         min_length=1,
         description="static: a plan file that says the precision of each layer, such as a run with "
         "--mixed-precision leaves beside its result.",
-        json_schema_extra={"metavar": "FILE", **_unset("none")},
+        json_schema_extra={"metavar": "FILE", "path": True, **_unset("none")},
     )
     keep_io: bool | None = Field(
         None,
@@ -335,6 +343,11 @@ class Quantize(Pass):
     @classmethod
     def _entropy_is_kl(cls, value: object) -> object:
         return "kl" if value == "entropy" else value
+
+    @field_serializer("plan", when_used="json")
+    def _plan_name(self, plan: str | None) -> str | None:
+        """Manifests are the same wherever the file lies; what it says is among the facts."""
+        return None if plan is None else Path(plan).name
 
     @model_validator(mode="after")
     def _options_fit_the_mode(self) -> Self:

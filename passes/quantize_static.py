@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Final, Literal, Self
 
 import onnx_ir as ir
-from pydantic import Field, JsonValue, field_validator, model_validator
+from pydantic import Field, JsonValue, field_serializer, field_validator, model_validator
 
 from slimctl.core.contract import (
     CalibrationMethod,
@@ -170,8 +170,13 @@ class QuantizeStatic(Pass):
         min_length=1,
         description="A plan file that says the precision of each layer, such as a run with "
         "--mixed-precision leaves beside its result.",
-        json_schema_extra={"metavar": "FILE", **_NOT_SET},
+        json_schema_extra={"metavar": "FILE", "path": True, **_NOT_SET},
     )
+
+    @field_serializer("plan", when_used="json")
+    def _plan_name(self, plan: str | None) -> str | None:
+        """Manifests are the same wherever the file lies; what it says is among the facts."""
+        return None if plan is None else Path(plan).name
 
     @model_validator(mode="after")
     def _bounds_belong_together(self) -> Self:

@@ -318,6 +318,21 @@ def test_a_plan_runs_nothing_and_can_be_printed(write_recipe: WriteRecipe, folde
     assert [next(iter(step)) for step in document["steps"]] == ["tidy", "shrink", "repair"]
 
 
+def test_files_that_options_name_lie_beside_the_recipe(
+    write_recipe: WriteRecipe, folder: Path
+) -> None:
+    steps = "steps:\n  - quantize-static: {plan: my.plan.yaml}\n"
+    recipe = RECIPE[: RECIPE.index("steps:")] + steps
+    job = plan_recipe(write_recipe(recipe))
+    plans = [getattr(step, "plan", None) for step in job.steps]
+    assert str(folder / "my.plan.yaml") in plans
+    locked = yaml.safe_load(lock(job, folder / "elsewhere"))["steps"]
+    assert [step["quantize-static"]["plan"] for step in locked] == ["../my.plan.yaml"]
+    # What goes into the manifest does not say where that was.
+    static = next(step for step in job.steps if step.name == "quantize-static")
+    assert static.model_dump(mode="json")["plan"] == "my.plan.yaml"
+
+
 class TestPasses:
     """The path of single commands."""
 
