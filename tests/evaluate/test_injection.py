@@ -31,7 +31,7 @@ def test_losses_are_those_of_variants(plain_context: Callable[..., Any], change:
         loss = found[name]
         assert loss is not None
         expected = probing.loss(made.only([name])).worst.db
-        if name == "conv1" and change.startswith("int"):
+        if name == "conv1" and change == "int16":
             # Alone it is rounded in front of its Relu, where an outlier makes the range wide; in
             # the whole model behind it.
             assert loss.worst.db > expected
