@@ -211,13 +211,17 @@ class Outcome:
             )
         if done.ended_early:
             notes.append(f"ended early: no better metric in {self._settings.patience} epochs")
-        if done.resumed_at:
-            notes.append(f"continued from a checkpoint at step {done.resumed_at}")
-        elif self._settings.resume:
-            notes.append("there was no checkpoint of this run: it began anew")
-        elif self._stopped:
-            notes.append("a stopped run left a checkpoint, which --resume would have used")
         return notes
+
+    def history(self) -> tuple[str, ...]:
+        """What happened on the way, which the result does not depend on."""
+        if self.done.resumed_at:
+            return (f"continued from a checkpoint at step {self.done.resumed_at}",)
+        if self._settings.resume:
+            return ("there was no checkpoint of this run: it began anew",)
+        if self._stopped:
+            return ("a stopped run left a checkpoint, which --resume would have used",)
+        return ()
 
     def facts(self) -> dict[str, Any]:
         """Values for the manifest."""

@@ -184,7 +184,7 @@ class Distill(TrainingPass):
                 *self._doubt(pairs),
                 *unused,
             ),
-            timings=(saved,),
+            timings=(saved, *outcome.history()),
             facts={**outcome.facts(), "teacher": facts["teacher"], "pairs": facts["pairs"]},
         )
 

@@ -64,5 +64,6 @@ class Finetune(TrainingPass):
             changed={"weight": len(module.learned)},
             skipped=tuple(skipped),
             notes=(*outcome.notes(), *unused),
+            timings=outcome.history(),
             facts=outcome.facts(),
         )

@@ -126,6 +126,7 @@ class Qat(TrainingPass):
             },
             skipped=(*skipped, *(Skipped(name, reason) for name, reason in copy.kept.items())),
             notes=(*outcome.notes(), *notes, *unused),
+            timings=outcome.history(),
             facts={**outcome.facts(), "objective": source},
         )
 
