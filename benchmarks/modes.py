@@ -18,6 +18,7 @@ import numpy as np
 
 from benchmarks.artifacts import Artifacts, peer_versions
 from benchmarks.harness import ROOT, Report
+from benchmarks.onnxruntime_quantize import prepare
 from benchmarks.peers import PEERS
 from benchmarks.speech import save_samples
 from benchmarks.zoo import CALIBRATION, MODELS, accuracy, agreement
@@ -80,6 +81,7 @@ class Bench:
         self.key, self.model = key, MODELS[key]
         self.folder = folder
         self.source = self.model.build(folder)
+        self._prepared = folder / f"{key}-prepared.onnx"
         samples = [sample.feeds for sample in self.model.take(0, CALIBRATION)]
         self.calibration = save_samples(samples, folder / f"{key}-calibration")
         self.samples = self.model.take(1, self.model.evaluated)
@@ -114,9 +116,11 @@ class Bench:
         return self._made([*command, *MODES[mode], "--force", "-q", "-o", str(output)], output)
 
     def rival(self, name: str) -> Made | str:
-        """What another quantizer makes of the same data, or why nothing."""
+        """What another quantizer makes of the same data and the prepared model, or why nothing."""
         output = self.folder / f"{self.key}-rival-{name.replace(' ', '-')}.onnx"
-        files = [str(self.source), str(self.calibration), str(output)]
+        if not self._prepared.exists():
+            prepare(self.source, self._prepared)
+        files = [str(self._prepared), str(self.calibration), str(output)]
         if name in RIVALS:
             module, python = "benchmarks.onnxruntime_quantize", sys.executable
         else:

@@ -11,20 +11,34 @@ from __future__ import annotations
 import sys
 import tempfile
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+_OPSET = 13
+"""The first that quantizers can write weights per channel in."""
+
 
 def prepare(model: Path, output: Path) -> None:
-    """Shape inference and onnxruntime's basic graph optimizations."""
+    """Shape inference and onnxruntime's basic graph optimizations, from opset 13 on.
+
+    Constants become initializers by it, which most quantizers want. Symbolic inference is left out:
+    it gives up on pages of any size, and ONNX's own inference does for these networks.
+    """
+    import onnx
+    from onnx import version_converter
     from onnxruntime.quantization.shape_inference import quant_pre_process
 
-    # Symbolic inference needs sympy; without it ONNX's own inference does for these networks.
-    quant_pre_process(model, output, skip_symbolic_shape=find_spec("sympy") is None)
+    with tempfile.TemporaryDirectory() as folder:
+        source = model
+        proto = onnx.load(model)
+        opsets = {opset.domain: opset.version for opset in proto.opset_import}
+        if opsets[""] < _OPSET:
+            source = Path(folder) / "converted.onnx"
+            onnx.save(version_converter.convert_version(proto, _OPSET), source)
+        quant_pre_process(source, output, skip_symbolic_shape=True)
 
 
 def samples(data: Path) -> Iterator[dict[str, NDArray[Any]]]:

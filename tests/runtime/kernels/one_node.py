@@ -91,25 +91,30 @@ def theirs(op_type: str, inputs: Inputs, **node: Any) -> list[Array]:
     return list(session.run(None, feeds(inputs)))
 
 
-def assert_agrees(op_type: str, inputs: Inputs, *, rtol: float = 1e-5, **node: Any) -> None:
+def assert_agrees(
+    op_type: str, inputs: Inputs, *, rtol: float = 1e-5, terms: float = 0.0, **node: Any
+) -> None:
     """Types, shapes and values of all outputs; the tolerance is relative to the largest value.
 
     Sums of float32 in another order differ by a few units in the last place of their largest terms,
-    not of the result.
+    not of the result: where all of a result may cancel, ``terms`` is the size of what is summed.
     """
     found, expected = ours(op_type, inputs, **node), theirs(op_type, inputs, **node)
     assert len(found) == len(expected)
     for mine, other in zip(found, expected, strict=True):
-        assert_close(mine, other, rtol=rtol)
+        assert_close(mine, other, rtol=rtol, terms=terms)
 
 
-def assert_close(found: Array, expected: Array, *, rtol: float = 1e-5) -> None:
-    """The same type and shape, and values that differ by ``rtol`` of the largest at most."""
+def assert_close(found: Array, expected: Array, *, rtol: float = 1e-5, terms: float = 0.0) -> None:
+    """The same type and shape, and values that differ by ``rtol`` of the largest at most.
+
+    ``terms`` counts as the largest where no value is as large.
+    """
     assert found.dtype == expected.dtype
     assert found.shape == expected.shape
     if expected.dtype.kind in "iub":
         np.testing.assert_array_equal(found, expected)
         return
     wide = expected.astype(np.float64)
-    scale = np.abs(wide[np.isfinite(wide)]).max(initial=0)
+    scale = np.abs(wide[np.isfinite(wide)]).max(initial=terms)
     np.testing.assert_allclose(found.astype(np.float64), wide, rtol=0, atol=rtol * scale)
