@@ -199,6 +199,9 @@ def _operators(table: OperatorTable) -> Iterator[str]:
     names = "those the installed onnxruntime has kernels for" if table.installed else ""
     listed = ", ".join(f"`{name}`" for name in table.names)
     yield from (f"Operators: {names or listed}. From {_link(table.document)}.", "")
+    if table.newest_opset is not None:
+        older = "".join(f", {name} {version}" for name, version in table.newest_versions.items())
+        yield from (f"Newest versions with kernels: opset {table.newest_opset}{older}.", "")
 
 
 def _rules(rules: Sequence[Rule]) -> Iterator[str]:

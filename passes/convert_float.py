@@ -41,6 +41,7 @@ _INTEGER_OPERATORS: Final = frozenset(
     {"ConvInteger", "DynamicQuantizeLinear", "MatMulInteger", "MatMulIntegerToFloat"}
 )
 _NARROW: Final = {"fp16": ir.DataType.FLOAT16, "bf16": ir.DataType.BFLOAT16}
+_TYPE_NAMES: Final = {"fp16": "float16", "bf16": "bfloat16"}
 _BFLOAT16_OPSET: Final = 22  # the first in which Conv and pooling take bfloat16
 _BFLOAT16_CAST_OPSET: Final = 13
 _FIX: Final = "convert the float model, before it is quantized"
@@ -135,9 +136,13 @@ class ConvertFloat(Pass):
         return self.kind == "bf16" and target.provider == CPU
 
     def _blocked(self, target: Target) -> dict[str, str]:
+        always = (*provider_block_list(target.provider), *target.float32_only)
         blocked = {
-            op_type: f"{op_type} runs in float32 only on {target.name}"
-            for op_type in (*provider_block_list(target.provider), *target.float32_only)
+            op_type: f"{op_type} has no kernel for {_TYPE_NAMES[self.kind]} on {target.name}"
+            for op_type in target.without_type(_TYPE_NAMES[self.kind])
+        }
+        blocked |= {
+            op_type: f"{op_type} runs in float32 only on {target.name}" for op_type in always
         }
         return blocked | {op_type: f"{op_type} is on the block list" for op_type in self.block_list}
 

@@ -26,7 +26,8 @@ CalibrationMethod = Literal["auto", "kl", "minmax", "percentile", "mse"]
 
 SampleSet = Literal["few", "many", "scores"]
 """A few samples show a broken model; many tell how good one is. To tell two good ones apart, many
-are looked at and probabilities compared by the scores that Softmax or Sigmoid made them from."""
+are looked at and probabilities compared by the scores that Softmax or Sigmoid made them from. Of an
+output that is put together (of boxes and probabilities, say) each part counts by itself there."""
 
 
 _T = TypeVar("_T")

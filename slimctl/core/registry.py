@@ -50,6 +50,10 @@ BUILT_IN: dict[str, Entry] = {
         "slimctl.passes.quantize_dynamic:QuantizeDynamic",
         "Integer weights, activations quantized at run time",
     ),
+    "quantize-embeddings": Entry(
+        "slimctl.passes.quantize_embeddings:QuantizeEmbeddings",
+        "Store tables of which rows are looked up as int8",
+    ),
     "prune": Entry(
         "slimctl.passes.prune:Prune",
         "Remove the least important channels and what depends on them",
@@ -73,6 +77,10 @@ BUILT_IN: dict[str, Entry] = {
     "smooth": Entry(
         "slimctl.passes.smooth:Smooth",
         "Even out strong channels in front of linear layers (SmoothQuant)",
+    ),
+    "split-outliers": Entry(
+        "slimctl.passes.split_outliers:SplitOutliers",
+        "Multiply the strongest input channels of linear layers in float",
     ),
     "round-weights": Entry(
         "slimctl.passes.round_weights:RoundWeights",

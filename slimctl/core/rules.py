@@ -52,6 +52,9 @@ class Demand(_Part):
         (), description="Types of the first two inputs together."
     )
     same_types: bool = Field(False, description="Activations in and out have one type.")
+    same_scales: bool = Field(
+        False, description="Activations in and out have one scale and zero point."
+    )
     symmetric_activations: bool = Field(
         False, description="Zero points of activations are in the middle of their type."
     )
@@ -172,6 +175,16 @@ class OperatorTable(_Part):
     installed: bool = Field(
         False, description="Those that the installed onnxruntime has kernels of this provider for."
     )
+    newest_opset: int | None = Field(
+        None,
+        ge=7,
+        description="Newest ONNX operator set that there are kernels for: an operator that changed "
+        "in a later one has none in its new version.",
+    )
+    newest_versions: dict[str, int] = Field(
+        default_factory=dict,
+        description="Operators whose kernels are older: the newest version of each that has one.",
+    )
     fix: str = Field(min_length=1, description="What to do about an operator that is missing.")
     document: str = Field(min_length=1, description="Where the list is written.")
 
@@ -179,4 +192,11 @@ class OperatorTable(_Part):
     def _lists_something(self) -> OperatorTable:
         if bool(self.names) == self.installed:
             raise ValueError("give names, or installed: true")
+        if unknown := set(self.newest_versions) - set(self.names):
+            listed = ", ".join(sorted(unknown))
+            raise ValueError(f"newest_versions speaks of {listed}, names do not")
         return self
+
+    def newest_version(self, operator: str) -> int | None:
+        """Newest version of an ONNX operator that may have a kernel; None where it is not said."""
+        return self.newest_versions.get(operator, self.newest_opset)

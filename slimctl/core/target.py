@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from slimctl.core.rules import OperatorTable, Rule
+from slimctl.core.rules import EVERY, OperatorTable, Rule
 
 ActivationType = Literal["uint8", "int8", "uint16", "int16"]
 StoredActivationType = Literal["uint8", "int8", "uint16", "int16", "none"]
@@ -44,6 +44,11 @@ class Target(BaseModel):
         default=(),
         description="Types of less than 8 bits that weights may be stored in: the provider widens "
         "them to int8 when it loads the model.",
+    )
+    embeddings: bool = Field(
+        default=False,
+        description="Rows of a table are looked up as int8 and restored by a DequantizeLinear with "
+        "one scale per column.",
     )
     per_channel: bool = Field(description="One weight scale per output channel by default.")
     power_of_two: bool = Field(default=False, description="Scales are powers of two by default.")
@@ -144,6 +149,16 @@ class Target(BaseModel):
     def asks(self, name: str, operator: str | None = None) -> bool:
         """Whether some rule demands something."""
         return any(True for _ in self.demands(name, operator))
+
+    def without_type(self, element_type: str) -> tuple[str, ...]:
+        """Operators that a rule by their name does not let have an element type."""
+        return tuple(
+            operator
+            for rule in self.rules
+            if rule.require.types and element_type not in rule.require.types
+            for operator in rule.operators
+            if operator != EVERY
+        )
 
     def weight_axis(self, operator: str, own: int | None) -> int | None:
         """Axis that has one weight scale per channel; None for one scale.

@@ -50,6 +50,20 @@ def why_no_kernel(node: ir.Node, opset: int, provider: str = CPU) -> str | None:
     return "there is no kernel of this operator" + (f" in version {since}" if named else "")
 
 
+def version_of(op_type: str, opset: int) -> int | None:
+    """Version of an ONNX operator that nodes of an operator set are; None where it has none."""
+    schema = _schema(op_type, opset, "")
+    return None if schema is None else schema.since_version
+
+
+def last_opset(op_type: str, version: int) -> int:
+    """Newest operator set whose nodes are of this version of an ONNX operator, or an older one."""
+    opset = onnx.defs.onnx_opset_version()
+    while (found := version_of(op_type, opset)) is not None and found > version:
+        opset = found - 1
+    return opset
+
+
 _OPEN_END = 2**31 - 1
 """Last version of a kernel that serves until the operator changes."""
 

@@ -21,6 +21,14 @@ def _matches(pattern: str, node: ir.Node) -> bool:
     return any(fnmatchcase(name, pattern) for name in names)
 
 
+_FLOAT_KEY = "slimctl.float"
+
+
+def keep_float(node: ir.Node, reason: str) -> None:
+    """Marks a node that passes leave in float, and says why."""
+    node.metadata_props[_FLOAT_KEY] = reason
+
+
 def check_patterns(patterns: Sequence[str]) -> tuple[str, ...]:
     """The patterns, if every regular expression among them compiles.
 
@@ -60,6 +68,8 @@ class Selection:
 
     def reason_against(self, node: ir.Node) -> str | None:
         """Why a node must be left alone, or None when it may be touched."""
+        if _FLOAT_KEY in node.metadata_props:
+            return node.metadata_props[_FLOAT_KEY]
         if node.name and node.name in self.reasons:
             return self.reasons[node.name]
         for pattern in self.exclude:

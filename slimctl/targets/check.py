@@ -17,7 +17,7 @@ from slimctl.core.rules import Rule
 from slimctl.core.target import ABSORBED, Target
 from slimctl.graph.cost import node_costs
 from slimctl.graph.edit import all_graphs, attribute_graphs, clone_model, dimensions
-from slimctl.graph.kernels import why_no_kernel
+from slimctl.graph.kernels import last_opset, version_of, why_no_kernel
 from slimctl.graph.shapes import infer_shapes, with_sizes
 from slimctl.targets.demands import broken
 from slimctl.targets.folding import folded_nodes
@@ -156,9 +156,9 @@ class _Check:
         """Whether the provider runs the operator in float, and what that means between pairs."""
         if self._is_absorbed(unit):
             return
-        reason = self._unknown(unit.node)
-        if reason is not None:
-            yield self._operator_problem(reason)
+        problem = self._unknown(unit.node)
+        if problem is not None:
+            yield problem
         elif unit.is_quantized and not explained:
             yield self._in_float(unit)
 
@@ -172,20 +172,33 @@ class _Check:
         ours = producer in self.verdicts and self.verdicts[producer].taken
         return ours and operator_of(producer) in self.target.absorbing
 
-    def _unknown(self, node: ir.Node) -> str | None:
+    def _unknown(self, node: ir.Node) -> Problem | None:
         """Why the provider does not run an operator in float, None where it does."""
         table = self.target.operators
         if table.installed:
-            return why_no_kernel(node, self._opset(node), self.target.provider)
-        listed = operator_of(node) in table.names
-        return None if listed else "the operator is not among those it runs"
+            reason = why_no_kernel(node, self._opset(node), self.target.provider)
+            return None if reason is None else self._operator_problem(reason, table.fix)
+        if operator_of(node) not in table.names:
+            return self._operator_problem("the operator is not among those it runs", table.fix)
+        return self._too_new(node)
 
-    def _operator_problem(self, found: str) -> Problem:
-        table = self.target.operators
-        return Problem(
-            "operator", "fallback", found, f"{self.target.provider} does not run the operator",
-            table.fix, table.document,
-        )  # fmt: skip
+    def _too_new(self, node: ir.Node) -> Problem | None:
+        """A kernel serves the versions of its operator that it was written for, and none later."""
+        operator = operator_of(node)
+        newest = None if ":" in operator else self.target.operators.newest_version(operator)
+        version = version_of(node.op_type, self._opset(node))
+        if newest is None or version is None or version <= newest:
+            return None
+        usable = last_opset(node.op_type, newest)
+        return self._operator_problem(
+            f"version {version} of {node.op_type} has no kernel, that of opset {usable} has",
+            f"export the model with opset {usable} or older",
+        )
+
+    def _operator_problem(self, found: str, fix: str) -> Problem:
+        reason = f"{self.target.provider} does not run the operator"
+        document = self.target.operators.document
+        return Problem("operator", "fallback", found, reason, fix, document)
 
     def _in_float(self, unit: Unit) -> Problem:
         """A float kernel between a DQ and a Q: it costs more than the float model."""
@@ -225,9 +238,9 @@ class _Check:
         served = self._served(node)
         if any(self.verdicts[n].taken and self.verdicts[n].integer for n in served):
             return _Verdict(taken=True, problems=own)
-        reason = self._unknown(node)
-        if reason is not None:
-            return _Verdict(taken=False, problems=(*own, self._operator_problem(reason)))
+        problem = self._unknown(node)
+        if problem is not None:
+            return _Verdict(taken=False, problems=(*own, problem))
         if served and not any(self.verdicts[n].taken for n in served):
             first = self.verdicts[served[0]].problems
             why = next(problem for problem in first if problem.effect == "fallback")

@@ -81,6 +81,20 @@ def _same_types(unit: Unit, wanted: object) -> Found:
     return f"activations are {' and '.join(kinds)}" if len(kinds) > 1 else None
 
 
+def _same_scales(unit: Unit, wanted: object) -> Found:
+    del wanted
+    known = [
+        (item.pair.name, np.ravel(item.scale), np.ravel(item.zero_point))
+        for item in _around(unit)
+        if item.scale is not None and item.zero_point is not None
+    ]
+    for name, scale, zero in known[1:]:
+        first, its_scale, its_zero = known[0]
+        if not (np.array_equal(scale, its_scale) and np.array_equal(zero, its_zero)):
+            return f"'{first}' and '{name}' have different scales"
+    return None
+
+
 def _off_middle(found: Sequence[Quantized], what: str) -> Found:
     for item in found:
         zero = item.zero_point
@@ -177,6 +191,7 @@ PAIR_DEMANDS: Final[Mapping[str, Callable[[Unit, Any], Found]]] = {
     "weight_types": _weight_types,
     "type_pairs": _type_pairs,
     "same_types": _same_types,
+    "same_scales": _same_scales,
     "symmetric_activations": _symmetric_activations,
     "symmetric_weights": _symmetric_weights,
     "narrow_weights": _narrow_weights,

@@ -22,6 +22,7 @@ from slimctl.passes._layers import QUANTIZERS
 from slimctl.passes.convert_float import ConvertFloat
 from slimctl.recipe.run import run_passes
 from slimctl.recipe.schema import DataSpec
+from slimctl.targets import load_target
 
 HALF, FULL = ir.DataType.FLOAT16, ir.DataType.FLOAT
 
@@ -451,6 +452,24 @@ def test_a_target_may_block_operators(
     model = conv_model()
     target = plain_context([], model).target.model_copy(update={"float32_only": ("Conv",)})
     assert convert(model, target=target).full() == {"Conv_c"}
+
+
+@pytest.mark.parametrize(("kind", "full"), [("fp16", set()), ("bf16", {"MaxPool_p"})])
+def test_a_rule_about_types_blocks_operators(
+    convert: Callable[..., Converted], kind: str, full: set[str]
+) -> None:
+    """CUDA has no MaxPool for bfloat16, and neither has the CPU: the model would not load."""
+    text = """g (float[1,4,8,8] x) => (float[1,4,3,3] z) {
+        c = Conv(x, w)
+        p = MaxPool<kernel_shape=[2,2]>(c)
+        z = Conv(p, w)
+    }"""
+    opset = 22 if kind == "bf16" else 17
+    model = build(text, opset, w=normal(4, 4, 3, 3))
+    result = convert(model, target=load_target("cuda"), kind=kind)
+    assert result.full() == full
+    if full:
+        assert result.reasons()["MaxPool_p"] == "MaxPool has no kernel for bfloat16 on cuda"
 
 
 def test_operators_without_a_half_form_stay(convert: Callable[..., Converted]) -> None:

@@ -87,6 +87,13 @@ def other_output() -> ir.Model:
     return build.model()
 
 
+def other_zero() -> ir.Model:
+    build = Pairs(output_zero=np.asarray(7, np.uint8))
+    build.operator("Sigmoid", [build.quantize("x")])
+    build.quantize("y", "sy", "zy")
+    return build.model()
+
+
 def moved_weights() -> ir.Model:
     build = convolution()
     build.constants["w_zero"] = np.full(8, 5, np.int8)
@@ -118,6 +125,14 @@ CASES: dict[str, Case] = {
         sigmoid,
         other_output,
         "int8 and uint8",
+    ),
+    "same_scales": (True, "Sigmoid", lambda: sigmoid(0.125), sigmoid, "have different scales"),
+    "same_scales, zero point": (
+        True,
+        "Sigmoid",
+        lambda: sigmoid(0.125),
+        other_zero,
+        "have different scales",
     ),
     "symmetric_activations": (
         True,
