@@ -158,7 +158,7 @@ def graph_of(node: ir.Node) -> ir.Graph:
     return node.graph
 
 
-def _home(value: ir.Value) -> ir.Graph:
+def home_of(value: ir.Value) -> ir.Graph:
     """The graph in which a constant lives."""
     node = value.producer()
     graph = value.graph if node is None else node.graph
@@ -181,7 +181,7 @@ def write_kernels(shared: Shared, blocks: Blocks, accuracy_level: int, editor: E
 
 def _packed(shared: Shared, blocks: Blocks, editor: Editor) -> Constants:
     """Codes [outputs, blocks, bytes] as MatMulNBits wants them, or [rows, bytes] for a table."""
-    grid, base, home = blocks.grid, shared.storage.value.name, _home(shared.storage.value)
+    grid, base, home = blocks.grid, shared.storage.value.name, home_of(shared.storage.value)
     codes = in_blocks(blocks.codes, blocks.block) if shared.products else blocks.codes
     scale, zero_point = blocks.parameters
     zero = None

@@ -30,10 +30,12 @@ from slimctl.passes.legalize import Legalize
 from slimctl.passes.qat import Qat
 from slimctl.passes.qoperator import QOperator
 from slimctl.passes.quantize_dynamic import QuantizeDynamic
+from slimctl.passes.quantize_embeddings import QuantizeEmbeddings
 from slimctl.passes.quantize_static import QuantizeStatic
 from slimctl.passes.quantize_weights import QuantizeWeights
 from slimctl.passes.round_weights import RoundWeights
 from slimctl.passes.smooth import Smooth
+from slimctl.passes.split_outliers import SplitOutliers
 
 Mode = Literal["static", "qat", "dynamic", "weight-only", "fp16", "bf16"]
 
@@ -49,7 +51,10 @@ _SINGLE: Final[dict[Mode, tuple[type[Pass], dict[str, Any]]]] = {
 """The pass of each mode, and what the mode says about it."""
 
 _CHAIN: Final = frozenset(
-    {"fuse", "equalize", "smooth", "rounding", "bias_correction", "legalize", "dims"}
+    {
+        *("fuse", "equalize", "smooth", "split_outliers", "rounding", "bias_correction"),
+        *("embeddings", "legalize", "dims"),
+    }
 )
 _TRAINING: Final = {
     "epochs": "epochs",
@@ -76,8 +81,10 @@ _CHAIN_OPTIONS: Final[dict[str, tuple[Mode, ...]]] = {
     "format": ("static", "qat", "weight-only"),
     "equalize": ("static", "qat"),
     "smooth": ("static", "qat", "dynamic"),
+    "split_outliers": ("dynamic",),
     "rounding": ("static", "qat"),
     "bias_correction": ("static", "qat"),
+    "embeddings": ("static", "qat", "dynamic", "weight-only"),
     **dict.fromkeys(_TRAINING, ("qat",)),
 }
 """Modes in which there is something that these can do."""
@@ -161,7 +168,8 @@ class Quantize(Pass):
     )
     embeddings: bool | None = Field(
         None,
-        description="weight-only: tables of which rows are looked up, too.",
+        description="All but fp16 and bf16: tables of which rows are looked up, too; static and "
+        "dynamic store them as int8 where the target can look up integers.",
         json_schema_extra=_unset("yes"),
     )
     format: Literal["qdq", "nbits", "qoperator"] | None = Field(
@@ -269,6 +277,13 @@ class Quantize(Pass):
         le=1.0,
         description="static, dynamic: run the smooth pass first, with this alpha; 0 leaves it out.",
         json_schema_extra=_unset("with --calibration auto, alpha searched"),
+    )
+    split_outliers: int | None = Field(
+        None,
+        ge=1,
+        description="dynamic: run the split-outliers pass first: so many of the strongest channels "
+        "that a layer reads are multiplied in float, where that halves the range of the others.",
+        json_schema_extra=_unset("none"),
     )
     rounding: Literal["nearest", "second-order"] | None = Field(
         None,
@@ -391,7 +406,7 @@ class Quantize(Pass):
             OptionError: An option has no meaning for the target's mode.
         """
         chosen = {
-            "mode": self.mode or target.quantize_mode,
+            "mode": self.mode or ("static" if self._mixes else target.quantize_mode),
             "legalize": (target.provider != CPU) if self.legalize is None else self.legalize,
         }
         try:
@@ -403,6 +418,11 @@ class Quantize(Pass):
                 f"Target {target.name} gains from mode {target.quantize_mode}: {problem}",
                 fix="leave the option out, or say --mode static",
             ) from error
+
+    @property
+    def _mixes(self) -> bool:
+        """Whether layers get precisions of their own, which is the static mode's work."""
+        return bool(self.mixed_precision) or self.plan is not None
 
     def requires_training(self) -> bool:
         """Only where quantization is trained."""
@@ -429,6 +449,10 @@ class Quantize(Pass):
             return (*before, *self._around(single), *after)
         if self.smooth:
             before.append(Smooth(alpha=self.smooth))
+        if self.split_outliers:
+            before.append(SplitOutliers(channels=self.split_outliers))
+        if isinstance(single, QuantizeDynamic):
+            after = [*self._tables(), *after]
         return (*before, single, *after)
 
     def _around(self, single: QuantizeStatic) -> Iterator[Pass]:
@@ -446,8 +470,13 @@ class Quantize(Pass):
         if calibrated if self.bias_correction is None else self.bias_correction:
             yield BiasCorrection()
         yield from self._trained()
+        yield from self._tables()
         if self.format == "qoperator":
             yield QOperator()
+
+    def _tables(self) -> Iterator[QuantizeEmbeddings]:
+        if self.embeddings is not False:
+            yield QuantizeEmbeddings(include=self.include, exclude=self.exclude)
 
     def _trained(self) -> Iterator[Qat]:
         """The pass that trains, in mode qat."""
