@@ -35,13 +35,14 @@ MODES: dict[str, Mode] = {
     "int8, accurate": ("--min-sqnr", "22", "--rounding", "second-order"),
     "dynamic": ("--mode", "dynamic", "--min-sqnr", "0"),
     "dynamic, smooth": ("--mode", "dynamic", "--min-sqnr", "0", "--smooth", "0.7"),
+    "dynamic, split": ("--mode", "dynamic", "--min-sqnr", "0", "--split-outliers", "16"),
     "int8 weights": ("--activation-type", "none"),
     "int4 weights": ("--mode", "weight-only"),
     "int4 weights, gptq": ("--mode", "weight-only", "--algorithm", "gptq"),
     "fp16": ("--mode", "fp16"),
 }
 _WITHOUT_DATA = ("int8 weights", "int4 weights")
-_MATRICES = ("dynamic", "dynamic, smooth", "int4 weights", "int4 weights, gptq")
+_MATRICES = ("dynamic", "dynamic, smooth", "dynamic, split", "int4 weights", "int4 weights, gptq")
 """Modes that leave convolutions alone: shown where they make the model smaller by a tenth."""
 
 RIVALS = ("MinMax", "Percentile", "dynamic")

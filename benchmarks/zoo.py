@@ -46,6 +46,8 @@ _TOKENS = 128
 _LETTERS = 64
 _PICTURES = 512
 _INK = 0.6  # of a range of 2, darker than the paper
+_BOXES = 12  # at most in a scene
+_LEAST_SCORE, _MOST_OVERLAP = 0.1, 0.45  # of boxes that count, as in the captcha package
 _STROKES = 9  # pixels from one stroke of a line to the next, at most
 
 
@@ -183,19 +185,33 @@ def _words(seed: int) -> Iterator[Sample]:
 
 
 def _scenes(seed: int) -> Iterator[Sample]:
-    """Some letters scattered over a picture, for the captcha detector (BGR, 0 to 255)."""
+    """Some letters scattered over a picture, for the captcha detector (BGR, 0 to 255).
+
+    The truth are the letters' boxes [1, letters, 4].
+    """
     random, fonts = Random(seed), _fonts()
     while True:
         color = tuple(random.randint(120, 255) for _ in range(3))
         picture = Image.new("RGB", (416, 416), color)
         draw = ImageDraw.Draw(picture)
+        boxes = []
         for _ in range(random.randint(3, 6)):
             font = ImageFont.truetype(str(random.choice(fonts)), random.randint(40, 90))
             place = (random.randint(10, 320), random.randint(10, 320))
             ink = tuple(random.randint(0, 120) for _ in range(3))
-            draw.text(place, random.choice("ABCDEFGHKMNPRSTUVWXYZ"), ink, font)
+            letter = random.choice("ABCDEFGHKMNPRSTUVWXYZ")
+            draw.text(place, letter, ink, font)
+            boxes.append(draw.textbbox(place, letter, font))
         pixels = np.asarray(picture, np.float32)[:, :, ::-1]
-        yield Sample({"images": np.ascontiguousarray(pixels.transpose(2, 0, 1))[None]})
+        images = np.ascontiguousarray(pixels.transpose(2, 0, 1))[None]
+        yield Sample({"images": images}, _padded(np.array(boxes, np.float32)))
+
+
+def _padded(boxes: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Boxes [n, 4] as [1, _BOXES, 4], filled up with NaN."""
+    padded = np.full((1, _BOXES, 4), np.nan, np.float32)
+    padded[0, : len(boxes)] = boxes[:_BOXES]
+    return padded
 
 
 def _spectra(seed: int) -> Iterator[Sample]:
@@ -309,9 +325,36 @@ def _mask(outputs: Outputs) -> NDArray[Any]:
 
 
 def _boxes(outputs: Outputs) -> NDArray[Any]:
-    """Which anchors see something: objectness times class score."""
-    found = next(iter(outputs.values()))
-    return (found[..., 4] * found[..., 5] > 0.3).reshape(-1)
+    """Boxes of letters [1, _BOXES, 4], decoded and thinned out as the package of the model does.
+
+    Anchors are the cells of three grids; the output holds offsets and logarithms of sizes in cells,
+    objectness, and the score of the only class (Ge et al., YOLOX, 2021).
+    """
+    (found,) = next(iter(outputs.values()))  # [anchors, 6]
+    cells, strides = [], []
+    for stride in (8, 16, 32):
+        count = 416 // stride
+        rows, columns = np.mgrid[:count, :count]
+        cells.append(np.stack([columns, rows], -1).reshape(-1, 2))
+        strides.append(np.full((count * count, 1), stride))
+    cell, step = np.concatenate(cells), np.concatenate(strides)
+    centers, sizes = (found[:, :2] + cell) * step, np.exp(found[:, 2:4]) * step
+    boxes = np.concatenate([centers - sizes / 2, centers + sizes / 2], 1)
+    scores = found[:, 4] * found[:, 5]
+    left = [index for index in np.argsort(-scores) if scores[index] > _LEAST_SCORE]
+    kept: list[NDArray[Any]] = []
+    for index in left:
+        if all(_overlap(boxes[index], box) < _MOST_OVERLAP for box in kept):
+            kept.append(boxes[index])
+    return _padded(np.array(kept, np.float32).reshape(-1, 4))
+
+
+def _overlap(first: NDArray[Any], second: NDArray[Any]) -> float:
+    """Intersection over union of two boxes."""
+    low, high = np.maximum(first[:2], second[:2]), np.minimum(first[2:], second[2:])
+    both = float(np.prod(np.maximum(high - low, 0)))
+    areas = sum(float(np.prod(box[2:] - box[:2])) for box in (first, second))
+    return both / (areas - both) if both else 0.0
 
 
 def _speech(outputs: Outputs) -> NDArray[Any]:
@@ -372,7 +415,7 @@ MODELS: dict[str, Model] = {
         rivals=True,
     ),
     "captcha-det": Model(
-        "ddddocr detector", _asset("captcha-det"), _scenes, _boxes, "anchors", rivals=True
+        "ddddocr detector", _asset("captcha-det"), _scenes, _boxes, "boxes", rivals=True
     ),
     "captcha-rec": Model("ddddocr common", _asset("captcha-rec"), _words, _read, "letters"),
     "orientation": Model(
@@ -396,8 +439,11 @@ def agreement(reference: NDArray[Any], other: NDArray[Any], what: str) -> float:
 
     Of texts, the share of letters that need not be changed.
 
-    Of sentences, how many have the same nearest neighbor among the others.
+    Of sentences, how many have the same nearest neighbor among the others. Of boxes, F1 at an
+    intersection over union of one half.
     """
+    if what == "boxes":
+        return _f1(reference, other)
     if reference.dtype == bool:
         union = float(np.sum(reference | other))
         return float(np.sum(reference & other)) / union if union else 1.0
@@ -427,6 +473,21 @@ def accuracy(
         return None
     truths, decided = zip(*known, strict=True)
     return agreement(np.concatenate(truths), np.concatenate(decided), what)
+
+
+def _f1(reference: NDArray[Any], other: NDArray[Any]) -> float:
+    """Of boxes [samples, boxes, 4], each found at most once; NaN is no box."""
+    hits = total = 0
+    for wanted, found in zip(reference, other, strict=True):
+        left = [box for box in found if not np.isnan(box).any()]
+        boxes = [box for box in wanted if not np.isnan(box).any()]
+        total += len(left) + len(boxes)
+        for box in boxes:
+            best = max(left, key=lambda one: _overlap(box, one), default=None)
+            if best is not None and _overlap(box, best) >= 0.5:
+                left = [one for one in left if one is not best]
+                hits += 1
+    return 2 * hits / total if total else 1.0
 
 
 def _distance(first: NDArray[Any], second: NDArray[Any]) -> int:

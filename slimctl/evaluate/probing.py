@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,6 +21,7 @@ from numpy.typing import NDArray
 
 from slimctl.core.contract import Feeds
 from slimctl.evaluate.compare import is_float
+from slimctl.evaluate.parts import OutputParts, in_parts, output_parts
 from slimctl.evaluate.similarity import LIMIT_DB
 from slimctl.graph.cost import node_costs
 from slimctl.graph.cuts import Cut, Differ, Part, choose_cuts, find_cuts
@@ -31,6 +33,10 @@ _CUTS = 12
 
 _BUDGET = 1 << 30
 """Bytes of tensors kept for all samples; wide cuts are given up for it."""
+
+_HELD = 2 * _BUDGET
+"""Bytes of those tensors and of outputs that are kept. What the model makes of samples beyond is
+computed again for each variant that looks at them."""
 
 _LEAST = 4
 """Samples before an interval means anything."""
@@ -56,7 +62,7 @@ class Loss:
     """What a variant costs.
 
     Attributes:
-        outputs: By name, float outputs only.
+        outputs: By name, float outputs only; by part where an output has several.
         samples: How many were looked at.
     """
 
@@ -71,18 +77,24 @@ class Loss:
 
 
 class Errors:
-    """Signal and noise of the outputs of one variant, sample by sample."""
+    """Signal and noise of the outputs of one variant, sample by sample.
 
-    def __init__(self) -> None:
+    Args:
+        parts: Outputs whose parts count each by itself.
+    """
+
+    def __init__(self, parts: OutputParts = MappingProxyType({})) -> None:
+        self._parts = parts
         self._sums: dict[str, list[tuple[float, float]]] = {}
         self._samples = 0
 
     def add(self, reference: Feeds, found: Feeds) -> None:
         """Adds one sample."""
         self._samples += 1
-        for name, expected in reference.items():
+        seen = in_parts(self._parts, found)
+        for name, expected in in_parts(self._parts, reference).items():
             if is_float(expected):
-                self._sums.setdefault(name, []).append(_energies(expected, found[name]))
+                self._sums.setdefault(name, []).append(_energies(expected, seen[name]))
 
     def loss(self) -> Loss:
         """What is known by now."""
@@ -134,9 +146,14 @@ def _level(sums: Sequence[tuple[float, float]]) -> Level:
 class _Kept:
     """What the model makes of one sample: its outputs, and tensors at cuts."""
 
-    feeds: Feeds
     outputs: Feeds
     tensors: Feeds
+
+    @property
+    def size_bytes(self) -> int:
+        """Of all its arrays; those that are both count once."""
+        arrays = {**self.outputs, **self.tensors}.values()
+        return sum(array.nbytes for array in arrays if isinstance(array, np.ndarray))
 
 
 class Probing:
@@ -156,7 +173,10 @@ class Probing:
         self._samples = samples
         self._threads = threads
         self._outputs = [value.name or "" for value in model.graph.outputs]
+        self.parts = output_parts(model)
         self._kept: dict[int, _Kept] = {}
+        self._held = 0
+        self._latest: tuple[int, _Kept] | None = None
         self._tails: dict[int, _Piece] = {}
         self._cuts = self._affordable(_chosen(model, cuts)) if cuts else []
         self._differ = Differ(model, self._cuts)
@@ -181,7 +201,7 @@ class Probing:
         Raises:
             ModelExecutionError: onnxruntime refuses the variant.
         """
-        errors = Errors()
+        errors = Errors(self.parts)
         for index, outputs in enumerate(self.outputs(variant)):
             errors.add(self.reference(index), outputs)
             if tolerance_db and errors.is_known(tolerance_db):
@@ -198,9 +218,10 @@ class Probing:
         piece = self._piece(variant, part)
         for index in range(len(self._samples)):
             kept = self._known(index)
-            found = {**kept.tensors, **piece(kept.feeds, kept.tensors)}
+            feeds = self._samples[index]
+            found = {**kept.tensors, **piece(feeds, kept.tensors)}
             if part.stop is not None:
-                found |= self._tail(part.stop)(kept.feeds, found)
+                found |= self._tail(part.stop)(feeds, found)
             yield {name: found[name] for name in self._outputs}
 
     def _piece(self, variant: ir.Model, part: Part) -> _Piece:
@@ -223,17 +244,24 @@ class Probing:
         return {name: ir.DataType.from_numpy(tensors[name].dtype) for name in names}
 
     def _known(self, index: int) -> _Kept:
-        if index not in self._kept:
-            names = dict.fromkeys(name for cut in self._cuts for name in cut.tensors)
-            if self._session is None:
-                self._session = open_session(
-                    tapped(self._model, list(names)), threads=self._threads
-                )
-            feeds = self._samples[index]
-            found = run(self._session, feeds)
-            outputs = {name: found[name] for name in self._outputs}
-            self._kept[index] = _Kept(feeds, outputs, {name: found[name] for name in names})
-        return self._kept[index]
+        if index in self._kept:
+            return self._kept[index]
+        if self._latest is None or self._latest[0] != index:
+            self._latest = None  # not two of them while the next is computed
+            self._latest = index, self._computed(index)
+        kept = self._latest[1]
+        if index == 0 or self._held + kept.size_bytes <= _HELD:
+            self._kept[index] = kept
+            self._held += kept.size_bytes
+        return kept
+
+    def _computed(self, index: int) -> _Kept:
+        names = dict.fromkeys(name for cut in self._cuts for name in cut.tensors)
+        if self._session is None:
+            self._session = open_session(tapped(self._model, list(names)), threads=self._threads)
+        found = run(self._session, self._samples[index])
+        outputs = {name: found[name] for name in self._outputs}
+        return _Kept(outputs, {name: found[name] for name in names})
 
     def _affordable(self, cuts: list[Cut]) -> list[Cut]:
         """The cuts whose tensors can be kept for all samples."""

@@ -46,6 +46,7 @@ from slimctl.core.memory import return_freed_memory
 from slimctl.core.target import Target
 from slimctl.data.sources import DataSource
 from slimctl.evaluate.accuracy import Score
+from slimctl.evaluate.parts import OutputParts, in_parts, output_parts
 from slimctl.graph.save import content_hash
 from slimctl.graph.session import onnxruntime_version, open_session, run, tapped
 from slimctl.pipeline.fidelity import View, score_views, seen_through, sqnr_by_output
@@ -171,6 +172,7 @@ class PipelineContext:
     _original: Path | None = field(default=None, init=False, repr=False)
     _more: tuple[Feeds, ...] = field(default=(), init=False, repr=False)
     _views: Mapping[str, View] = field(default_factory=dict, init=False, repr=False)
+    _parts: OutputParts = field(default_factory=dict, init=False, repr=False)
     _known: dict[str, _Known] = field(default_factory=dict, init=False, repr=False)
     _remembered: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False)
 
@@ -204,7 +206,7 @@ class PipelineContext:
             more: Further samples.
         """
         self._original = original
-        self._views = score_views(model)
+        self._views, self._parts = score_views(model), output_parts(model)
         self._judges = {"few": tuple(zip(samples, outputs, strict=True))}
         self._more = tuple(more)
         self._measured.clear()
@@ -217,7 +219,8 @@ class PipelineContext:
     def fidelity(self, model: ir.Model, samples: SampleSet = "few") -> Mapping[str, float]:
         """SQNR in dB of each float output against the original, on some calibration samples.
 
-        As ``scores``, probabilities are compared by what they were made from.
+        As ``many`` and ``scores``, an output that is put together of parts has one for each; as
+        ``scores``, probabilities are compared by what they were made from.
         """
         judges = self._judges_of("few" if samples == "few" else "many")
         if not judges:
@@ -231,10 +234,12 @@ class PipelineContext:
             if samples == "few":
                 self._measured[key] = sqnr_by_output(expected, found)
             else:
-                self._measured[key[0], "many"] = sqnr_by_output(expected, found)
+                wanted = [in_parts(self._parts, outputs) for outputs in expected]
+                given = [in_parts(self._parts, outputs) for outputs in found]
+                self._measured[key[0], "many"] = sqnr_by_output(wanted, given)
                 self._measured[key[0], "scores"] = sqnr_by_output(
-                    [seen_through(self._views, outputs) for outputs in expected],
-                    [seen_through(self._views, outputs) for outputs in found],
+                    [seen_through(self._views, outputs) for outputs in wanted],
+                    [seen_through(self._views, outputs) for outputs in given],
                 )
         return self._measured[key]
 
