@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -24,14 +25,15 @@ from slimctl.core.errors import PassFailedError
 from slimctl.core.target import Target
 from slimctl.evaluate.injection import Injector
 from slimctl.graph.bodies import observable_graphs
-from slimctl.graph.edit import NameScope, clone_model, const_array, remove_dead
+from slimctl.graph.edit import NameScope, all_nodes, clone_model, const_array, remove_dead
 from slimctl.graph.select import Selection
 from slimctl.numerics.affine import Affine, QuantizedType
+from slimctl.numerics.blocks import Blocks
 from slimctl.passes._exclusions import by_pattern
 from slimctl.passes._exclusions_ranges import by_range, mixed_tensors
 from slimctl.passes._fallback import Noise, choose_float_layers, noise_of
 from slimctl.passes._layers import is_linear
-from slimctl.passes._mixed_words import widened
+from slimctl.passes._mixed_words import widened, without_pairs
 from slimctl.passes._placement import Placement, place
 from slimctl.passes._provider_view import look_at
 from slimctl.passes._qdq import Emitter, affines_for
@@ -105,11 +107,17 @@ class Built:
     def report(self, outcome: Outcome, target: Target) -> PassReport:
         """What was done, and what the provider makes of it."""
         seen = look_at(self.model, target)
-        skipped = [item for emitter in self.emitters for item in emitter.placement.skipped]
+        others = set(chain(*without_pairs(self.selection).values()))
+        skipped = [
+            item
+            for emitter in self.emitters
+            for item in emitter.placement.skipped
+            if item.node not in others
+        ]
         stored = {n.name for e in self.emitters for n in e.layers - e.placement.integer}
         return PassReport(
             changed=self.operators,
-            skipped=(*skipped, *(item for item in seen.skipped if item.node not in stored)),
+            skipped=(*skipped, *(i for i in seen.skipped if i.node not in stored | others)),
             notes=(*outcome.notes, *seen.notes, *_notes(self.emitters, self.selection)),
             warnings=tuple(outcome.warnings),
             facts=_facts(self.emitters, self.ranges) | dict(seen.facts),
@@ -121,6 +129,8 @@ class Work:
 
     Attributes:
         full_range: Names of layers whose weights keep 8 bits where ranges are reduced.
+        blocks: Weights in blocks that were rounded already, by precision and matrix.
+        magnitudes: Largest magnitudes of tensors on the data, once somebody has asked.
     """
 
     def __init__(
@@ -134,6 +144,8 @@ class Work:
         self.known: dict[str, Range] = {}
         self.known_wide: dict[str, Range] = {}
         self.full_range: frozenset[str] = frozenset()
+        self.blocks: dict[tuple[object, ...], Blocks] = {}
+        self.magnitudes: Mapping[str, float] | None = None
 
     def build(self, selection: Selection) -> Built:
         """A quantized clone.
@@ -143,13 +155,28 @@ class Work:
         """
         clone = clone_model(self.model)
         placements = self._calibrated(clone, selection)
-        if not any(placement.integer or placement.layers for placement in placements):
+        others = without_pairs(selection)
+        quantized = any(placement.integer or placement.layers for placement in placements)
+        if not quantized and not others:
             raise _nothing_to_do(placements, selection, self.target)
-        operators = _operators(placements)
-        emitters = self._emit(clone, placements)
+        apart = [names for kind, names in others.items() if kind.keeps_itself(self.target)]
+        operators = _operators(placements, set(chain(*others.values())))
+        emitters = self._emit(clone, placements, frozenset(chain(*apart)))
+        for kind, names in others.items():
+            kind.write(clone, names, self)
         return Built(clone, selection, emitters, dict(self.known), operators)
 
-    def _emit(self, model: ir.Model, placements: list[Placement]) -> list[Emitter]:
+    def untouched(self) -> Built:
+        """A clone in which nothing is quantized."""
+        clone = clone_model(self.model)
+        reasons = {node.name: "not looked at" for node in all_nodes(clone) if node.name}
+        selection = Selection(reasons=reasons)
+        placements = place_all(clone, self.target, selection, patterns=False)
+        return Built(clone, selection, self._emit(clone, placements), {}, {})
+
+    def _emit(
+        self, model: ir.Model, placements: list[Placement], apart: frozenset[str] = frozenset()
+    ) -> list[Emitter]:
         names = NameScope(model)
         options = self.options
         weights = WeightSettings(
@@ -159,14 +186,20 @@ class Work:
             power_of_two=bool(options.power_of_two),
             bits=4 if options.weight_type == "int4" else 8,
         )
-        emitters = [self._emitter(names, placement, weights) for placement in placements]
+        emitters = [self._emitter(names, p, weights, apart) for p in placements]
         # Branches first: what they read from the graphs around them is still in place then.
         for emitter in reversed(emitters):
             emitter.emit()
         remove_dead(model)  # the float weights
         return emitters
 
-    def _emitter(self, names: NameScope, placement: Placement, weights: WeightSettings) -> Emitter:
+    def _emitter(
+        self,
+        names: NameScope,
+        placement: Placement,
+        weights: WeightSettings,
+        apart: frozenset[str],
+    ) -> Emitter:
         usual = self._affines(placement, self.known, self.options.activation_kind())
         affines, narrow = usual, {}
         if placement.wide_tensors:
@@ -174,7 +207,9 @@ class Work:
             wide = self._affines(placement, {**self.known, **self.known_wide}, kind)
             affines = {v: wide[v] if v in placement.wide_tensors else usual[v] for v in usual}
             narrow = {value: usual[value] for value in placement.wide_tensors}
-        return Emitter(names, placement, self.target, affines, weights, self.full_range, narrow)
+        return Emitter(
+            names, placement, self.target, affines, weights, self.full_range, narrow, apart
+        )
 
     def _affines(
         self, placement: Placement, ranges: Mapping[str, Range], kind: QuantizedType
@@ -399,9 +434,10 @@ def known_range(source: ir.Value, target: Target) -> Range | None:
     return None
 
 
-def _operators(placements: list[Placement]) -> dict[str, int]:
+def _operators(placements: list[Placement], others: Collection[str]) -> dict[str, int]:
     nodes = {node for placement in placements for node in placement.integer}
     nodes |= {layer.node for placement in placements for layer in placement.layers}
+    nodes |= {node for placement in placements for node in placement.graph if node.name in others}
     return dict(sorted(Counter(node.op_type for node in nodes).items()))
 
 

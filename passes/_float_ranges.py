@@ -16,7 +16,7 @@ from slimctl.passes._float_network import Network
 from slimctl.passes._float_reasons import INTEGERS, may_overflow
 from slimctl.passes._float_rules import REDUCTIONS, SQUARES
 
-_RESERVE: Final = 4.0
+RESERVE: Final = 4.0
 """Other data may hold values so many times larger than the samples do."""
 _FAINT: Final = 2.0**-12
 """Where nothing is larger, most values are subnormal in float16."""
@@ -66,7 +66,7 @@ def force_ranges(network: Network, known: Magnitudes, clamps: Clamps) -> frozens
 
 
 def _limit() -> float:
-    return limits_of(ir.DataType.FLOAT16).largest / _RESERVE
+    return limits_of(ir.DataType.FLOAT16).largest / RESERVE
 
 
 def _against(network: Network, value: ir.Value, highest: float) -> str:

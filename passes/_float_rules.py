@@ -157,6 +157,25 @@ FLOAT32_ONLY: Final[Mapping[str, tuple[str, ...]]] = {
 are added."""
 
 
+HALF_PROVIDERS: Final[Mapping[str, str]] = {
+    "CUDAExecutionProvider": "https://github.com/microsoft/onnxruntime/blob/main/docs/OperatorKernels.md",
+    "CoreMLExecutionProvider": "onnxruntime/tools/mobile_helpers/coreml_supported_mlprogram_ops.md",
+    "DmlExecutionProvider": "https://github.com/microsoft/onnxruntime/blob/main/docs/OperatorKernels.md",
+    "OpenVINOExecutionProvider": (
+        "https://onnxruntime.ai/docs/execution-providers/OpenVINO-ExecutionProvider.html"
+    ),
+    "QNNExecutionProvider": (
+        "https://onnxruntime.ai/docs/execution-providers/QNN-ExecutionProvider.html"
+    ),
+    "TensorrtExecutionProvider": (
+        "https://docs.nvidia.com/deeplearning/tensorrt/latest/inference-library/"
+        "accuracy-considerations.html"
+    ),
+}
+"""Execution providers that compute float16 in hardware, and where that is written. Others take
+float32 (NNAPI, XNNPACK), bfloat16 (Vitis AI), or cast in front of every layer (CPU)."""
+
+
 def provider_block_list(provider: str) -> tuple[str, ...]:
     """Operators that a provider runs in float32 only."""
     return FLOAT32_ONLY.get(provider, ())

@@ -58,7 +58,10 @@ def inspect_fusion(model: ir.Model, target: Target) -> FusionReport:
     kernels: dict[str, int] = {}
     borders: dict[str, int] = {}
     unfused: list[Skipped] = []
+    stored = {node.name for node in all_nodes(model) if node.op_type == "MatMulNBits"}
     for node in all_nodes(result):
+        if node.op_type == "MatMulNBits" and node.name in stored:
+            continue  # no pair has become it
         if node.op_type.startswith(_INTEGER_KERNELS):
             kernels[node.op_type] = kernels.get(node.op_type, 0) + 1
         elif node.op_type in (_QUANTIZE, _DEQUANTIZE):

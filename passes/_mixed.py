@@ -28,11 +28,20 @@ from slimctl.graph.save import weight_bytes
 from slimctl.graph.session import CPU
 from slimctl.passes._attempt import Built, Outcome, Work
 from slimctl.passes._fallback import Noise, noise_of
-from slimctl.passes._mixed_candidates import Candidates, View, build, candidates, possible
+from slimctl.passes._mixed_candidates import (
+    Candidates,
+    View,
+    build,
+    candidates,
+    layers_of,
+    possible,
+)
 from slimctl.passes._mixed_choice import Bag, Judge, Search
 from slimctl.passes._mixed_costs import Costs, bit_operations, sizes, times
-from slimctl.passes._mixed_words import Choice, Precision, all_of, counted, usual_precision
+from slimctl.passes._mixed_words import Choice, Precision, all_of, counted
 from slimctl.passes._plan import Plan, read_plan, refusal
+from slimctl.passes._precision import FLOAT, Aim, Layers
+from slimctl.passes._precisions import PRECISIONS
 from slimctl.passes._samples import spread_singles
 from slimctl.passes.bias_correction import BiasCorrection, correct_biases
 
@@ -107,18 +116,28 @@ def mix(options: QuantizeStatic, work: Work, built: Built, outcome: Outcome) -> 
         OptionError: A bound needs data or a metric that are not there, or the plan does not fit.
         PassFailedError: No choice keeps the bounds.
     """
+    layers = layers_of(work, built)
+    if not layers.nodes:
+        build(work, {})  # says why
     if options.plan is not None:
-        return _planned(Path(options.plan), work, built, outcome)
-    return _Mixer(options, work, built, outcome).mix()
+        return _planned(Path(options.plan), layers, built, outcome)
+    return _Mixer(options, layers, built, outcome).mix()
 
 
-def _planned(path: Path, work: Work, built: Built, outcome: Outcome) -> Mixed:
-    able = possible(work, built)
-    choice = read_plan(path).choice(able, path)
-    mixed = _Choices(work, built).mixed(choice)
+def _planned(path: Path, layers: Layers, built: Built, outcome: Outcome) -> Mixed:
+    work, able = layers.work, possible(layers)
+
+    def refused(layer: str, kind: Precision, reason: str = "") -> OptionError:
+        # For bytes alone nothing is passed over that the target takes.
+        others = candidates(layers, built, "size").kinds[layer]
+        why = reason or PRECISIONS[kind].against(layer, layers)
+        return refusal(path, layer, kind, why, others)
+
+    choice = read_plan(path).choice(able, path, refused)
+    mixed = _Choices(layers, built).mixed(choice)
     for layer, problem in View(work, built).refused(mixed.built, choice).items():
         reason = f"{work.context.target.name} does not run that: {problem.reason}"
-        raise refusal(path, layer, choice[layer], f"{reason} ({problem.found})", able[layer])
+        raise refused(layer, choice[layer], f"{reason} ({problem.found})")
     outcome.notes.append(f"layers: {counted(choice)}, by the plan '{path}'")
     return mixed
 
@@ -127,18 +146,28 @@ class _Choices:
     """Builds what choices make.
 
     Args:
-        work: Of the float model.
+        layers: Of the float model.
         built: With everything quantized as the options say.
     """
 
-    def __init__(self, work: Work, built: Built) -> None:
-        self._work = work
+    def __init__(self, layers: Layers, built: Built) -> None:
+        self._work = layers.work
         self._whole = built
-        self.start: Choice = {name: kinds[0] for name, kinds in possible(work, built).items()}
+        self.start: Choice = {name: kinds[0] for name, kinds in possible(layers).items()}
+
+    @property
+    def begins(self) -> bool:
+        """Whether the options alone make anything of the model."""
+        return set(self.start.values()) != {FLOAT}
 
     def build(self, choice: Choice) -> Built:
-        """The model."""
-        return self._whole if choice == self.start else build(self._work, choice)
+        """The model.
+
+        Raises:
+            PassFailedError: All of it is float.
+        """
+        made = self.begins and choice == self.start
+        return self._whole if made else build(self._work, choice)
 
     def mixed(self, choice: Choice, *tables: ReportTable) -> Mixed:
         """The model with its plan."""
@@ -164,14 +193,16 @@ class _Whole(NamedTuple):
 
 
 class _Mixer:
-    def __init__(self, options: QuantizeStatic, work: Work, built: Built, outcome: Outcome) -> None:
+    def __init__(
+        self, options: QuantizeStatic, layers: Layers, built: Built, outcome: Outcome
+    ) -> None:
         self._options = options
-        self._work = work
-        self._context: Context = work.context
+        self._layers = layers
+        self._work = layers.work
+        self._context: Context = layers.work.context
         self._built = built
         self._outcome = outcome
-        self._usual = usual_precision(work.options.activation_type)
-        self._choices = _Choices(work, built)
+        self._choices = _Choices(layers, built)
         self._profiles: dict[Precision, Profile] = {}
         self._bounds = Bounds(
             options.min_sqnr or None,
@@ -189,20 +220,64 @@ class _Mixer:
             )
         judged = self._judge_for(bounds)
         start = self._choices.start
-        if not bounds.limits_cost and judged(start).kept:
+        if self._aim == "time" and not bounds.limits_cost and judged(start).kept:
             self._outcome.notes.append("every layer is quantized: that keeps the bounds")
             return self._choices.mixed(start)
-        found, noise = self._worthwhile()
-        costs = self._costs(found)
+        found = candidates(self._layers, self._built, self._aim)
+        self._tell_passed_over()
+        if not found.whole:
+            raise self._only_float()
+        if self._aim != "time":
+            # Where a search begins does not depend on measurements: with what costs least.
+            costs = self._costs(found)
+            least = {n: costs.cheapest_first(kinds, n)[0] for n, kinds in found.kinds.items()}
+            if not bounds.limits_cost and judged(least).kept:
+                self._outcome.notes.append(
+                    f"layers: {counted(least)}: what costs least keeps the bounds"
+                )
+                return self._choices.mixed(least, *costs.tables(least, start))
+        found, noise = self._worthwhile(found)
+        if self._aim == "time":
+            costs = self._costs(found)
+        else:
+            found = found.ordered(costs.cheapest_first)
         by_layer = {n: {k: noise[k].get(n, {}) for k in kinds} for n, kinds in found.kinds.items()}
         bag = Bag(by_layer, costs.cost, costs.boundaries, costs.prices)
         search = Search(bag, judged)
-        chosen = self._within(search, costs) if bounds.limits_cost else search.cheapest()
+        chosen = self._within(search, bag, costs) if bounds.limits_cost else search.cheapest()
         if chosen is None:
             raise self._out_of_reach(search, bag.finest())
         self._note(chosen, search, start)
-        table = costs.table(chosen, start)
-        return self._choices.mixed(chosen, *([table] if table.rows else []))
+        return self._choices.mixed(chosen, *costs.tables(chosen, start))
+
+    @property
+    def _aim(self) -> Aim:
+        """What layers are counted by."""
+        bounds = self._bounds
+        by_size = self._options.minimize == "size" and bounds.max_latency is None
+        if by_size or bounds.max_size is not None:
+            return "size"
+        measurable = self._is_measurable or bounds.max_latency is not None
+        return "time" if measurable else "operations"
+
+    def _tell_passed_over(self) -> None:
+        """Says what was not tried, where a provider that is not here would have it."""
+        if not self._is_measurable:
+            self._outcome.notes += [f"no candidate: {reason}" for reason in self._passed_over()]
+
+    def _passed_over(self) -> list[str]:
+        able = {kind for kinds in possible(self._layers).values() for kind in kinds}
+        reasons = {n: k.passed_over(self._layers, self._aim) for n, k in PRECISIONS.items()}
+        return [f"{name} ({why})" for name, why in reasons.items() if why and name in able]
+
+    def _only_float(self) -> PassFailedError:
+        return PassFailedError(
+            "quantize-static",
+            "No layer can have another precision than float: "
+            + "; ".join(self._passed_over() or ["the provider takes none"]),
+            fix="leave --max-latency out, which counts layers without measuring them, or quantize "
+            "--mode fp16",
+        )
 
     # bounds on accuracy
 
@@ -258,18 +333,19 @@ class _Mixer:
 
     def _note(self, chosen: Choice, search: Search, start: Choice) -> None:
         unit = " dB" if self._bounds.max_metric_drop is None else " against the original's metric"
-        before, after = search.judge(start).value, search.judge(chosen).value
         digits = ".1f" if unit == " dB" else "+.4f"
+        said = f"{search.judge(chosen).value:{digits}}{unit}"
+        if self._choices.begins:
+            said += f" instead of {search.judge(start).value:{digits}}"
         self._outcome.notes.append(
-            f"layers: {counted(chosen)}; {after:{digits}}{unit} instead of "
-            f"{before:{digits}}; {search.measured} choices measured"
+            f"layers: {counted(chosen)}; {said}; {search.measured} choices measured"
         )
 
     # bounds on cost
 
-    def _within(self, search: Search, costs: Costs) -> Choice:
+    def _within(self, search: Search, bag: Bag, costs: Costs) -> Choice:
         """As precise as the bound on cost allows, what helps most first."""
-        choices = search.within(self._budget(costs))
+        choices = search.within(self._budget(bag, costs))
         chosen = self._fitting(choices)
         if self._bounds.min_sqnr or self._bounds.max_metric_drop is not None:
             found = search.judge(chosen)
@@ -282,39 +358,50 @@ class _Mixer:
                 )
         return chosen
 
-    def _budget(self, costs: Costs) -> float:
+    def _budget(self, bag: Bag, costs: Costs) -> float:
         bounds = self._bounds
         if bounds.max_size is not None:
             name, share = "--max-size", bounds.max_size
+            least = float(weight_bytes(self._choices.build(bag.start()).model))
         else:
             assert bounds.max_latency is not None, "a bound on cost"
             name, share = "--max-latency", bounds.max_latency
-        left = share * costs.float_total - costs.usual_total
-        if left < 0:
-            least = costs.usual_total / costs.float_total
+            least = costs.usual_total
+        if share * costs.float_total < least:
+            least /= costs.float_total
             raise PassFailedError(
                 "quantize-static",
-                f"{name} {share:g} is out of reach: with every layer quantized it is {least:.3f}",
-                fix=f"allow {least:.3f} or more",
+                f"{name} {share:g} is out of reach: with every layer quantized "
+                f"({counted(bag.start())}) it is {least:.3f}",
+                fix=f"allow {math.ceil(least * 1e3) / 1e3:.3f} or more",
             )
-        return left
+        if bounds.max_size is not None:  # an estimate may be too low: bytes are counted later
+            least = min(least, costs.estimated(bag.start()))
+        return share * costs.float_total - least
 
     def _fitting(self, choices: list[Choice]) -> Choice:
-        """The last choice for which what is measured keeps the bound on time.
+        """The last choice for which what is measured keeps the bound on cost.
 
-        Looked for by bisection: a measurement takes seconds.
+        Looked for by bisection: a measurement of time takes seconds.
         """
-        bound = self._bounds.max_latency
-        if bound is None or len(choices) == 1 or self._time_share(choices[-1]) <= bound:
+        if len(choices) == 1 or self._keeps_cost(choices[-1]):
             return choices[-1]
         low, high = 0, len(choices) - 2
         while low < high:
             middle = (low + high + 1) // 2
-            if self._time_share(choices[middle]) <= bound:
+            if self._keeps_cost(choices[middle]):
                 low = middle
             else:
                 high = middle - 1
         return choices[low]
+
+    def _keeps_cost(self, choice: Choice) -> bool:
+        bounds = self._bounds
+        if bounds.max_latency is not None:
+            return self._time_share(choice) <= bounds.max_latency
+        assert bounds.max_size is not None, "a bound on cost"
+        share = weight_bytes(self._choices.build(choice).model) / weight_bytes(self._work.model)
+        return share <= bounds.max_size
 
     def _time_share(self, choice: Choice) -> float:
         built = self._choices.build(choice)
@@ -332,9 +419,10 @@ class _Mixer:
 
     # what there is to choose from
 
-    def _worthwhile(self) -> tuple[Candidates, dict[Precision, dict[str, Noise]]]:
-        """The precisions that the target runs and that pay for themselves, with their noise."""
-        found = candidates(self._work, self._built)
+    def _worthwhile(
+        self, found: Candidates
+    ) -> tuple[Candidates, dict[Precision, dict[str, Noise]]]:
+        """Of the precisions that the target runs those that pay, with the noise of all."""
         noise = self._noise(found)
         if not self._is_measurable:
             return found, noise
@@ -354,19 +442,25 @@ class _Mixer:
             kind: _Whole(self._profile(kind, model).kernels, weight_bytes(model), _db(noise[kind]))
             for kind, model in self._models(found).items()
         }
-        by_size = self._options.minimize == "size"
+        by_size = self._aim == "size"
         beaten: dict[Precision, str] = {}
         for (kind, own), (other, better) in permutations(facts.items(), 2):
-            if kind in (self._usual, "float", *beaten) or other in beaten:
+            if kind in (self._layers.usual, FLOAT, *beaten) or other in beaten:
                 continue
-            beats = own.is_beaten(better, by_size=by_size or other != "float")
+            if other != FLOAT and self._weighted(found, kind) != self._weighted(found, other):
+                continue  # they are for different layers: as a whole they say nothing
+            beats = own.is_beaten(better, by_size=by_size or other != FLOAT)
             if beats and not is_finer(noise[kind], noise[other]):
                 beaten[kind] = f"no candidate: {kind} ({own}); {other} has {better}"
         return beaten
 
+    def _weighted(self, found: Candidates, kind: Precision) -> set[str]:
+        """Layers with weights that can have a precision."""
+        return {n for n, kinds in found.kinds.items() if kind in kinds} & self._layers.stored
+
     def _models(self, found: Candidates) -> dict[Precision, ir.Model]:
         models: dict[Precision, ir.Model] = {k: built.model for k, built in found.whole.items()}
-        return {**models, "float": self._work.model}
+        return {**models, FLOAT: self._work.model}
 
     def _profile(self, kind: Precision, model: ir.Model) -> Profile:
         """Of the model with all layers in one precision."""
@@ -384,7 +478,7 @@ class _Mixer:
         samples = spread_singles(self._work.model, self._context, _SAMPLES)
         injector = Injector(self._work.model, samples)
         probing: Probing | None = None
-        noise: dict[Precision, dict[str, Noise]] = {"float": {}}
+        noise: dict[Precision, dict[str, Noise]] = {FLOAT: {}}
         for kind, built in found.whole.items():
             layers = [name for name, kinds in found.kinds.items() if kind in kinds]
             losses = injector.losses(self._as_it_will_be(built), {n: (n,) for n in layers})
@@ -406,21 +500,20 @@ class _Mixer:
         return self._context.target.provider == CPU
 
     def _costs(self, found: Candidates) -> Costs:
-        by_size = self._options.minimize == "size" and self._bounds.max_latency is None
-        if by_size or self._bounds.max_size is not None:
-            return sizes(self._work.model, found, self._usual)
-        if not self._is_measurable and self._bounds.max_latency is None:
+        if self._aim == "size":
+            return sizes(self._work.model, found, self._built.model)
+        if self._aim == "operations":
             self._outcome.notes.append(
                 f"layers are counted by bit operations: {self._context.target.provider} is not "
                 "here to be measured"
             )
-            return bit_operations(self._work.model, found, self._usual)
+            return bit_operations(self._work.model, found)
         start = self._choices.start
-        alternating: Choice = {**start, **all_of(list(start)[::2], "float", ())}
+        alternating: Choice = {**start, **all_of(list(start)[::2], FLOAT, ())}
         return times(
             self._work.model,
             found,
-            self._usual,
+            self._measured(self._built.model),
             {kind: self._profile(kind, model) for kind, model in self._models(found).items()},
             self._measured(self._choices.build(alternating).model),
         )

@@ -14,7 +14,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
 from slimctl.passes._fallback import Noise
+from slimctl.passes._mixed_frontier import frontier
 from slimctl.passes._mixed_words import Choice, Precision, named
+from slimctl.passes._precision import FLOAT
 
 
 class Boundary(NamedTuple):
@@ -110,6 +112,25 @@ class Bag:
             choice[layer] = kind
             found.append(Step(layer, kind))
 
+    def path(self) -> list[Choice]:
+        """Choices with ever less noise that cost ever more, from the least cost to the finest.
+
+        The best that there are where layers cost the same whatever is beside them; else what
+        :meth:`steps` make of :meth:`start`, one after the other.
+        """
+        if self.boundaries:
+            choices = [self.start()]
+            for layer, kind in self.steps():
+                choices.append({**choices[-1], layer: kind})
+            return choices
+        at_first = self.total_noise(self.start())
+        levels = {
+            layer: {kind: self._level(layer, kind, at_first) for kind in kinds}
+            for layer, kinds in self.noise.items()
+        }
+        found = frontier(self.cost, levels)
+        return [choice for choice in found if set(choice.values()) != {FLOAT}]
+
     def finest(self) -> Choice:
         """The choice with the least noise that leaves something to do: all but one layer float."""
         at_first = self.total_noise(self.start())
@@ -117,9 +138,9 @@ class Bag:
             (self._level(layer, kind, at_first), layer, kind)
             for layer, kinds in self.noise.items()
             for kind in kinds
-            if kind != "float"
+            if kind != FLOAT
         )
-        rest: dict[str, Precision] = dict.fromkeys(self.noise, "float")
+        rest: dict[str, Precision] = dict.fromkeys(self.noise, FLOAT)
         return {**rest, layer: kind}
 
     def _possible(self, choice: Choice, at_first: Mapping[str, float]) -> list[Step]:
@@ -127,13 +148,13 @@ class Bag:
 
         That of single outputs could go up and down in turns, without an end.
         """
-        rest = [layer for layer, kind in choice.items() if kind != "float"]
+        rest = [layer for layer, kind in choice.items() if kind != FLOAT]
         return [
             Step(layer, kind)
             for layer, kinds in self.noise.items()
             for kind in kinds
             if self._level(layer, kind, at_first) < self._level(layer, choice[layer], at_first)
-            if kind != "float" or rest != [layer]
+            if kind != FLOAT or rest != [layer]
         ]
 
     def _level(self, layer: str, kind: Precision, at_first: Mapping[str, float]) -> float:
@@ -210,11 +231,11 @@ class Search:
     def cheapest(self) -> Choice | None:
         """The least expensive choice found that keeps the bounds; None when none does.
 
-        The fewest of :meth:`Bag.steps` that keep them are looked for by bisection, as if a step
+        The first of :meth:`Bag.path` that keeps them is looked for by bisection, as if more cost
         never hurt. Then layers go back to what costs less, the most expensive ones first, as long
         as the bounds hold.
         """
-        choices = self._path()
+        choices = self._bag.path()
         low, high = 0, len(choices) - 1
         if not self.judge(choices[high]).kept:
             finest = self._bag.finest()
@@ -226,13 +247,6 @@ class Search:
             else:
                 low = middle + 1
         return self._without_idle(choices[low])
-
-    def _path(self) -> list[Choice]:
-        """The start, and what every step makes of it."""
-        choices = [self._bag.start()]
-        for layer, kind in self._bag.steps():
-            choices.append({**choices[-1], layer: kind})
-        return choices
 
     def _without_idle(self, chosen: Choice) -> Choice:
         """With every layer in the least expensive precision that keeps the bounds."""
@@ -264,13 +278,18 @@ class Search:
     def within(self, budget: float) -> list[Choice]:
         """Choices with ever less noise that cost at most so much more than the start.
 
-        They follow :meth:`Bag.steps`; a step that does not fit is passed over.
+        They follow :meth:`Bag.steps`, and one that does not fit is passed over; or they are those
+        of :meth:`Bag.path`, where that is more than steps.
         """
         start = self._bag.start()
         most = self._bag.total_cost(start) + budget
+        if not self._bag.boundaries:
+            found = self._bag.path()
+            fitting = [choice for choice in found if self._bag.total_cost(choice) <= most]
+            return [start, *(choice for choice in fitting if choice != start)]
         choices = [start]
         for layer, kind in self._bag.steps():
             more: Choice = {**choices[-1], layer: kind}
-            if self._bag.total_cost(more) <= most and len(named(more, "float")) < len(more):
+            if self._bag.total_cost(more) <= most and len(named(more, FLOAT)) < len(more):
                 choices.append(more)
         return choices

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Final
 
 import onnx_ir as ir
@@ -16,6 +17,8 @@ from slimctl.graph.save import weight_bytes
 from slimctl.passes._mixed_candidates import Candidates
 from slimctl.passes._mixed_choice import Boundary
 from slimctl.passes._mixed_words import Choice, Precision
+from slimctl.passes._precision import FLOAT, Carrier
+from slimctl.passes._precisions import PRECISIONS
 
 Prices = Mapping[tuple[Precision, Precision], float]
 
@@ -40,8 +43,13 @@ class Costs:
     float_total: float
     usual_total: float
 
-    def table(self, choice: Choice, start: Choice) -> ReportTable:
-        """The layers that are not what they would be by the options alone."""
+    def estimated(self, choice: Choice) -> float:
+        """What a model costs by its layers, conversions left out."""
+        saved = sum(self.cost[name][FLOAT] - self.cost[name][kind] for name, kind in choice.items())
+        return self.float_total - saved
+
+    def tables(self, choice: Choice, start: Choice) -> list[ReportTable]:
+        """The layers that are not what they would be by the options alone; none without any."""
         scale, unit = {"s": (1e3, "ms"), "B": (1e-3, "kB")}.get(
             self.unit, (1e-9, "Gbit operations")
         )
@@ -50,48 +58,58 @@ class Costs:
             for name, kind in choice.items()
             if kind != start[name]
         ]
-        return ReportTable("Layers of other precision", ("layer", "is", f">costs {unit}"), rows)
+        columns = ("layer", "is", f">costs {unit}")
+        return [ReportTable("Layers of other precision", columns, rows)] if rows else []
+
+    def cheapest_first(self, kinds: Sequence[Precision], layer: str) -> list[Precision]:
+        """The precisions of a layer by what they cost; among equals as they were."""
+        return sorted(kinds, key=lambda kind: self.cost[layer][kind])
 
 
-def sizes(model: ir.Model, found: Candidates, usual: Precision) -> Costs:
-    """Bytes of weights: those of a layer shrink from its float type to 8 bits."""
-    quantized, whole = weight_bytes(found.whole[usual].model), weight_bytes(model)
-    bytes_of = {cost.name: cost.weight_bytes for cost in node_costs(model)}
-    total = sum(bytes_of.get(layer, 0) for layer in found.kinds)
-    share = (whole - quantized) / total if total else 0.0
-    cost: dict[str, dict[Precision, float]] = {
-        layer: {k: bytes_of.get(layer, 0) * share if k == "float" else 0.0 for k in kinds}
+def _more_than_made(
+    found: Candidates, total: Callable[[str, Precision], float]
+) -> dict[str, dict[Precision, float]]:
+    """What each precision costs more than the first one, which the options make of a layer."""
+    return {
+        layer: {kind: total(layer, kind) - total(layer, kinds[0]) for kind in kinds}
         for layer, kinds in found.kinds.items()
     }
-    return Costs("B", cost, (), {}, whole, quantized)
 
 
-_BITS: Final[Mapping[Precision, int]] = {
-    "int8": 8 * 8,
-    "int16": 16 * 8,
-    "int8-weights": 32 * 32,
-    "float": 32 * 32,
-}
-"""Bits of both factors of a product, multiplied; what is stored in few bits and computed in float
-is computed in float."""
+def sizes(model: ir.Model, found: Candidates, start: ir.Model) -> Costs:
+    """Bytes of weights: those of a layer shrink from its float type to the bits that are stored.
+
+    Args:
+        model: The float model.
+        found: Precisions to choose from.
+        start: As the options alone would quantize it.
+    """
+    bytes_of = {cost.name: cost.weight_bytes for cost in node_costs(model)}
+
+    def stored(layer: str, kind: Precision) -> float:
+        return bytes_of.get(layer, 0) * PRECISIONS[kind].stored_bits / PRECISIONS[FLOAT].stored_bits
+
+    cost = _more_than_made(found, stored)
+    return Costs("B", cost, (), {}, weight_bytes(model), weight_bytes(start))
 
 
-def bit_operations(model: ir.Model, found: Candidates, usual: Precision) -> Costs:
+def bit_operations(model: ir.Model, found: Candidates) -> Costs:
     """Products times bits of both factors, for providers whose time cannot be measured here."""
     products = {cost.name: float(cost.macs or cost.parameters or 1) for cost in node_costs(model)}
-    cost: dict[str, dict[Precision, float]] = {
-        layer: {k: products.get(layer, 1.0) * (_BITS[k] - _BITS[usual]) for k in kinds}
-        for layer, kinds in found.kinds.items()
-    }
-    counted = sum(products.get(layer, 1.0) for layer in found.kinds)
-    whole, quantized = counted * _BITS["float"], counted * _BITS[usual]
-    return Costs("bit operations", cost, (), {}, whole, quantized)
+
+    def multiplied(layer: str, kind: Precision) -> float:
+        return products.get(layer, 1.0) * PRECISIONS[kind].multiplied_bits
+
+    whole = sum(multiplied(layer, FLOAT) for layer in found.kinds)
+    made = sum(multiplied(layer, kinds[0]) for layer, kinds in found.kinds.items())
+    cost = _more_than_made(found, multiplied)
+    return Costs("bit operations", cost, (), {}, whole, made)
 
 
 def times(
     model: ir.Model,
     found: Candidates,
-    usual: Precision,
+    start: Profile,
     profiles: Mapping[Precision, Profile],
     alternating: Profile,
 ) -> Costs:
@@ -100,27 +118,24 @@ def times(
     Args:
         model: The float model.
         found: Precisions to choose from.
-        usual: That of the options.
+        start: As the options alone would quantize it.
         profiles: With all layers in one precision.
         alternating: Of a model in which every second layer is in float.
     """
     layers = list(found.kinds)
     seconds = {kind: seconds_by_layer(profile, layers) for kind, profile in profiles.items()}
-    slow = seconds["float"]
+    slow = seconds[FLOAT]
     typical = sum(slow.values()) / max(len(slow), 1)
     ratios = {kind: _ratio(each, slow) for kind, each in seconds.items()}
 
     def spent(layer: str, kind: Precision) -> float:
         return seconds[kind].get(layer, slow.get(layer, typical) * ratios[kind])
 
-    cost: dict[str, dict[Precision, float]] = {
-        layer: {kind: spent(layer, kind) - spent(layer, usual) for kind in kinds}
-        for layer, kinds in found.kinds.items()
-    }
     wide = profiles.get("int16")
     prices = _prices(_conversion(alternating), 0.0 if wide is None else _conversion(wide))
     near = tuple(boundaries(model, layers))
-    return Costs("s", cost, near, prices, profiles["float"].kernels, profiles[usual].kernels)
+    cost = _more_than_made(found, spent)
+    return Costs("s", cost, near, prices, profiles[FLOAT].kernels, start.kernels)
 
 
 def _ratio(seconds: Mapping[str, float], slow: Mapping[str, float]) -> float:
@@ -173,14 +188,17 @@ def _prices(narrow: float, wide: float) -> Prices:
         narrow: A Q or DQ of 8 bits.
         wide: A Q or DQ of 16 bits.
     """
-    real: tuple[Precision, ...] = ("int8-weights", "float")
-    prices: dict[tuple[Precision, Precision], float] = {("int16", "int16"): 2 * wide}
-    for pair in (("int8", "int16"), ("int16", "int8")):
-        prices[pair] = narrow + 2 * wide
-    for kind in real:
-        prices["int8", kind] = prices[kind, "int8"] = narrow
-        prices["int16", kind] = prices[kind, "int16"] = 2 * wide
-    return prices
+    by_carrier: dict[tuple[Carrier, Carrier], float] = {
+        ("wide", "wide"): 2 * wide,
+        ("codes", "wide"): narrow + 2 * wide,
+        ("codes", "real"): narrow,
+        ("wide", "real"): 2 * wide,
+    }
+    by_carrier |= {(second, first): price for (first, second), price in by_carrier.items()}
+    return {
+        (one.name, other.name): by_carrier.get((one.carrier, other.carrier), 0.0)
+        for one, other in product(PRECISIONS.values(), repeat=2)
+    }
 
 
 def boundaries(model: ir.Model, layers: Collection[str]) -> Iterator[Boundary]:

@@ -1,27 +1,20 @@
-"""The precisions that a layer may have, by the words that plans and reports use."""
+"""Choices of precisions: by layer, and as a selection for the quantizer."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Final, Literal, TypeAlias
+from typing import Final, TypeAlias
 
 import onnx_ir as ir
 
 from slimctl.graph.select import Selection
 from slimctl.numerics.affine import INT8, INT16, UINT8, UINT16, QuantizedType
+from slimctl.passes._precision import FLOAT, Carrier, Kind
+from slimctl.passes._precisions import PRECISIONS
 
-Precision = Literal["int8", "int16", "int8-weights", "float"]
-"""Activations and weights of 8 bits; activations of 16 and weights of 8; weights of 8 bits and
-activations in float; everything in float."""
-
-MEANINGS: Final[Mapping[Precision, str]] = {
-    "int8": "activations and weights of 8 bits",
-    "int16": "activations of 16 bits, weights of 8",
-    "int8-weights": "weights of 8 bits, computed in float",
-    "float": "as it was",
-}
-"""All precisions, those that cost accuracy first."""
+Precision: TypeAlias = str
+"""A name in the table of precisions."""
 
 Choice: TypeAlias = Mapping[str, Precision]
 """Precision by name of the layer, all layers in the order of the graph."""
@@ -32,17 +25,30 @@ class Mixture(Selection):
     """A selection in which layers differ in how they are quantized.
 
     Attributes:
-        precisions: ``int16`` or ``int8-weights`` by name of the node; all others are quantized as
+        precisions: By name of the node, of all layers that are neither in float nor quantized as
             the options say.
     """
 
     precisions: Mapping[str, Precision] = field(default_factory=dict)
 
 
-def precision_in(selection: Selection, node: ir.Node) -> Precision | None:
-    """What a selection says about a node, None where the options decide."""
-    known = selection.precisions if isinstance(selection, Mixture) else {}
-    return known.get(node.name or "")
+def carrier_in(selection: Selection, node: ir.Node) -> Carrier | None:
+    """What a selection lets a node read and write, None where the options decide."""
+    word = _precisions(selection).get(node.name or "")
+    return None if word is None else PRECISIONS[word].carrier
+
+
+def _precisions(selection: Selection) -> Mapping[str, Precision]:
+    return selection.precisions if isinstance(selection, Mixture) else {}
+
+
+def without_pairs(selection: Selection) -> dict[Kind, list[str]]:
+    """Names of the layers whose precision Q/DQ pairs do not express, float apart."""
+    found: dict[Kind, list[str]] = {}
+    for name, word in _precisions(selection).items():
+        if not PRECISIONS[word].in_pairs:
+            found.setdefault(PRECISIONS[word], []).append(name)
+    return found
 
 
 def mixture(
@@ -56,8 +62,14 @@ def mixture(
         choice: Precisions.
         usual: What the options stand for.
     """
-    reasons = dict.fromkeys(named(choice, "float"), "left in float by mixed precision")
-    special = {n: kind for n, kind in choice.items() if kind not in ("float", usual)}
+    reasons = {
+        name: f"left in float by mixed precision: {PRECISIONS[word].meaning}"
+        if word != FLOAT
+        else "left in float by mixed precision"
+        for name, word in choice.items()
+        if not PRECISIONS[word].in_pairs
+    }
+    special = {n: kind for n, kind in choice.items() if kind not in (FLOAT, usual)}
     return Mixture(include, exclude, reasons, precisions=special)
 
 
@@ -68,13 +80,13 @@ def named(choice: Choice, kind: Precision) -> list[str]:
 
 def counted(choice: Choice) -> str:
     """How many layers have which precision: ``20 int8, 3 float``."""
-    counts = {kind: len(named(choice, kind)) for kind in MEANINGS}
+    counts = {kind: len(named(choice, kind)) for kind in PRECISIONS}
     return ", ".join(f"{count} {kind}" for kind, count in counts.items() if count)
 
 
 def all_of(layers: Iterable[str], kind: Precision, able: Collection[str]) -> Choice:
     """The layers that are able to have one precision in it, the others in float."""
-    return {name: kind if name in able else "float" for name in layers}
+    return {name: kind if name in able else FLOAT for name in layers}
 
 
 def usual_precision(activation_type: str | None) -> Precision:

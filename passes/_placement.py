@@ -30,7 +30,7 @@ from slimctl.graph.bodies import branches
 from slimctl.graph.edit import attribute_graphs, const_array, const_tensor
 from slimctl.graph.select import Selection
 from slimctl.passes._layers import Layer, is_linear, recognize
-from slimctl.passes._mixed_words import precision_in
+from slimctl.passes._mixed_words import carrier_in
 
 _FLOAT: Final = ir.DataType.FLOAT
 _CLAMPS: Final = ("Relu", "Clip")
@@ -171,6 +171,8 @@ class _Placer:
     def _recognize(self, node: ir.Node) -> str | None:
         """Takes the node, or says why not."""
         if node.op_type == "MatMul" and not any(const_tensor(v) for v in node.inputs):
+            if node.op_type not in self.target.weighted:
+                return f"MatMul has no integer kernel on target {self.target.name}"
             if any(v is None or v.dtype != _FLOAT for v in node.inputs):
                 return "its inputs are not known to be float"
             self._want(node)
@@ -179,7 +181,7 @@ class _Placer:
         if isinstance(layer, str):
             return layer
         self.result.layers.append(layer)
-        stored = precision_in(self.selection, node) == "int8-weights"
+        stored = carrier_in(self.selection, node) == "real"
         if node.op_type not in self.target.storage_only and not stored:
             self._want(node)
         return None
@@ -383,9 +385,11 @@ class _Placer:
                 derived.add(second)
         # A Relu in the group must stay redundant, and a wider range would not start at zero.
         clamped = {root(value) for value in self.result.clamps if value in parent}
-        for first, second in (pair for node in integer for pair in self._joined(node)):
-            if first in parent and second in parent and root(second) not in clamped:
-                parent[root(second)] = root(first)
+        for node in integer:
+            bound = self._has_one_scale(node)
+            for first, second in self._joined(node):
+                if first in parent and second in parent and (bound or root(second) not in clamped):
+                    parent[root(second)] = root(first)
         members: dict[ir.Value, list[ir.Value]] = {}
         for value in self.result.tensors:
             members.setdefault(root(value), []).append(value)
@@ -407,18 +411,28 @@ class _Placer:
         if node.op_type != "Concat":
             return
         output = self._written(node)
+        if self._has_one_scale(node):
+            yield from ((output, value) for value in node.inputs if value is not None)
+            return
         for value in node.inputs:
             if value is None or value.is_graph_output() or const_tensor(value) is not None:
                 continue
             if len(value.uses()) == 1:
                 yield output, value
 
+    def _has_one_scale(self, node: ir.Node) -> bool:
+        """Whether the target wants one scale for all that an operator reads and writes.
+
+        A Relu in front keeps its place there: the kernel before it computes it along.
+        """
+        return not node.domain and self.target.asks("same_scales", node.op_type)
+
     # 6. two types of activations
 
     def _widen(self, nodes: list[ir.Node]) -> None:
         """Finds what has 16 bits: an integer kernel that is no layer has one type throughout."""
         integer = [node for node in nodes if node in self.result.integer]
-        self.result.wide = {n for n in integer if precision_in(self.selection, n) == "int16"}
+        self.result.wide = {n for n in integer if carrier_in(self.selection, n) == "wide"}
         if not self.result.wide:
             return
         parent: dict[ir.Value, ir.Value] = {value: value for value in self.result.tensors}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal, Self
 
@@ -10,13 +10,15 @@ import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from slimctl.core.errors import OptionError, nearest
-from slimctl.passes._mixed_words import MEANINGS, Choice, Precision
+from slimctl.passes._mixed_words import Choice, Precision
+from slimctl.passes._precision import FLOAT
+from slimctl.passes._precisions import PRECISIONS
 
 _OPTION: Final = "--plan"
 
 _HEAD: Final = (
     "# Precision of each layer, one word:\n"
-    + "".join(f"#   {word:<14}{meaning}\n" for word, meaning in MEANINGS.items())
+    + "".join(f"#   {word:<14}{kind.meaning}\n" for word, kind in PRECISIONS.items())
     + "# Layers that are missing are quantized as the options say. Edit it and give it back with\n"
     + "# --plan.\n"
 )
@@ -36,29 +38,37 @@ class Plan(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     version: Literal[1, 2] = 2
-    layers: Mapping[str, Precision | Literal["quantized"]]
+    layers: Mapping[str, Precision]
 
     @model_validator(mode="after")
     def _words_are_of_the_version(self) -> Self:
-        known = ("float", _QUANTIZED) if self.version == 1 else tuple(MEANINGS)
-        wrong = next((item for item in self.layers.items() if item[1] not in known), None)
-        if wrong is not None:
-            raise ValueError(
-                f"layer '{wrong[0]}' is {wrong[1]}, and version {self.version} knows "
-                f"{', '.join(known)}"
-            )
+        known = (FLOAT, _QUANTIZED) if self.version == 1 else tuple(PRECISIONS)
+        for layer, word in self.layers.items():
+            if word not in (*PRECISIONS, _QUANTIZED):
+                raise ValueError(f"layer '{layer}' is {word!r}, which is no precision")
+            if word not in known:
+                raise ValueError(
+                    f"layer '{layer}' is {word}, and version {self.version} knows "
+                    f"{', '.join(known)}"
+                )
         return self
 
     def has(self, kind: Precision) -> bool:
         """Whether some layer has this precision."""
         return kind in self.layers.values()
 
-    def choice(self, able: Mapping[str, Sequence[Precision]], path: Path) -> Choice:
+    def choice(
+        self,
+        able: Mapping[str, Sequence[Precision]],
+        path: Path,
+        refuse: Callable[[str, Precision], OptionError],
+    ) -> Choice:
         """The precision of every layer of a model.
 
         Args:
             able: By layer what it can have; the first where the plan says nothing.
             path: Of the plan, for errors.
+            refuse: The error about a precision that a layer cannot have.
 
         Raises:
             OptionError: The model has no such layer, or the layer cannot have its precision.
@@ -75,7 +85,7 @@ class Plan(BaseModel):
             word = self.layers.get(name, _QUANTIZED)
             found[name] = kinds[0] if word == _QUANTIZED else word
             if found[name] not in kinds:
-                raise refusal(path, name, found[name], "this layer has no such form", kinds)
+                raise refuse(name, found[name])
         return found
 
     def text(self) -> str:
@@ -118,7 +128,7 @@ def read_plan(path: Path) -> Plan:
             _OPTION,
             f"'{path}' is no plan: {_first_problem(error)}",
             fix="write 'version: 2' and 'layers:' with a line 'NAME: PRECISION' for each layer, "
-            f"of {', '.join(MEANINGS)}",
+            f"of {', '.join(PRECISIONS)}",
         ) from error
 
 

@@ -38,6 +38,7 @@ class Emitter:
         target: What the execution provider asks for.
         affines: Scale and zero point by activation.
         narrow: Those of 8 bits, for layers that convert what has 16.
+        apart: Names of float layers that will have another form, which needs no shield.
         weights: How weights are quantized.
         removed_clamps: Relu and Clip nodes that a Q made redundant, by operator.
         full_range: Names of layers whose weights keep 8 bits where ranges are reduced.
@@ -53,6 +54,7 @@ class Emitter:
     weights: WeightSettings
     full_range: frozenset[str] = frozenset()
     narrow: Mapping[ir.Value, Affine] = field(default_factory=dict)
+    apart: frozenset[str] = frozenset()
     removed_clamps: list[str] = field(default_factory=list)
     raised_channels: dict[str, int] = field(default_factory=dict)
     reduced_channels: dict[str, int] = field(default_factory=dict)
@@ -241,6 +243,8 @@ class Emitter:
 
     def _would_be_quantized(self, node: ir.Node) -> bool:
         if node in self.layers or node in self.placement.integer or node.domain:
+            return False
+        if node.name in self.apart:
             return False
         if node.op_type in ("Conv", "ConvTranspose", "Gemm"):
             return _dequantized(node.inputs[0]) and const_array(node.inputs[1]) is not None

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from slimctl.core.contract import Skipped
 from slimctl.graph.bodies import observable_graphs
-from slimctl.graph.edit import const_array
+from slimctl.graph.edit import PROVENANCE_KEY, const_array
 from slimctl.numerics.affine import dequantize
 from slimctl.passes._layers import Layer, is_linear, recognize
 
@@ -90,6 +90,12 @@ def _original(node: ir.Node | None) -> Layer | str:
     if isinstance(layer, Layer) and layer.weight().ndim > 2 and node.op_type == "MatMul":
         return "its weight is a stack of matrices: no single mean describes its input"
     return layer
+
+
+def was_quantized(model: ir.Model) -> bool:
+    """Whether static quantization has made some of a model, be it nothing with integer weights."""
+    makers = (node.metadata_props.get(PROVENANCE_KEY) for node in observable_nodes(model))
+    return "quantize-static" in makers
 
 
 def weight_dequantizer(node: ir.Node) -> ir.Node | None:

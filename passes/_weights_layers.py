@@ -150,7 +150,7 @@ def find(
     for storage, layers in tied.items():
         if not layers:
             continue
-        block = _block_for(storage, wanted)
+        block = block_for(storage, wanted)
         if isinstance(block, str):
             skipped += [Skipped(layer.node.name or "", block) for layer in layers]
         else:
@@ -307,7 +307,7 @@ def _readers(value: ir.Value) -> Iterator[ir.Node]:
             yield node
 
 
-def _block_for(storage: Storage, wanted: Wanted) -> int | str:
+def block_for(storage: Storage, wanted: Wanted) -> int | str:
     """Inputs per block, no more than there are; or why there is none."""
     inputs = int(storage.matrix().shape[1])
     enough = max(1 << (inputs - 1).bit_length(), _SMALLEST_BLOCK)

@@ -38,6 +38,7 @@ from slimctl.passes._quantized_layers import (
     QuantizedLayer,
     observable_nodes,
     quantized_layers,
+    was_quantized,
     weight_dequantizer,
 )
 from slimctl.passes._weights import BIAS_LIMIT, quantize_bias
@@ -59,7 +60,8 @@ class BiasCorrection(Pass):
         Raises:
             UnsupportedModelError: There is none.
         """
-        if not any(weight_dequantizer(node) is not None for node in observable_nodes(model)):
+        found = any(weight_dequantizer(node) is not None for node in observable_nodes(model))
+        if not found and not was_quantized(model):
             raise UnsupportedModelError(
                 "No layer has quantized weights, so there is no error to correct",
                 fix="put bias-correction behind quantize-static",

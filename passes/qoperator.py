@@ -35,6 +35,7 @@ from slimctl.passes._qoperator_site import (
     dequantizer,
     quantizers,
 )
+from slimctl.passes._quantized_layers import was_quantized
 
 _OPSET: Final = 13  # by then the operators that move values move integers of 8 bits, too
 _PAIR: Final = (QUANTIZE, DEQUANTIZE)
@@ -60,7 +61,7 @@ class QOperator(Pass):
         Raises:
             UnsupportedModelError: There is no DQ.
         """
-        if not any(_is_pair(node) for node in all_nodes(model)):
+        if not any(_is_pair(node) for node in all_nodes(model)) and not was_quantized(model):
             raise UnsupportedModelError(
                 "The model holds no QuantizeLinear or DequantizeLinear to turn into operators",
                 fix="put qoperator behind quantize-static",

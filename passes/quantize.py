@@ -111,7 +111,9 @@ class Quantize(Pass):
         "weights and scales are trained (all options of static apply); dynamic: ranges are "
         "taken at run time; weight-only: matrices are stored with few bits and computed in float; "
         "fp16, bf16: float types of 16 bits.",
-        json_schema_extra=_unset("what the target gains from, mostly static"),
+        json_schema_extra=_unset(
+            "static with --mixed-precision or --plan, else what the target gains from"
+        ),
     )
     calibration: CalibrationMethod | None = Field(
         None,
@@ -214,9 +216,9 @@ class Quantize(Pass):
     )
     mixed_precision: bool | None = Field(
         None,
-        description="static: give each layer a precision that the target runs, so that the bounds "
-        "(--min-sqnr, --max-metric-drop, --max-size, --max-latency) are kept at the least cost, by "
-        "measurement.",
+        description="static: give each layer a precision that the target runs (int8, int16, "
+        "int8-weights, int4, fp16 or float), so that the bounds (--min-sqnr, --max-metric-drop, "
+        "--max-size, --max-latency) are kept at the least cost, by measurement.",
         json_schema_extra=_unset("no"),
     )
     max_metric_drop: float | None = Field(
@@ -243,7 +245,8 @@ class Quantize(Pass):
     )
     minimize: Literal["latency", "size"] | None = Field(
         None,
-        description="With --mixed-precision: what layers are counted by.",
+        description="With --mixed-precision: what layers are counted by, time in onnxruntime (bit "
+        "operations where the target's provider is not here) or bytes of weights.",
         json_schema_extra=_unset("latency"),
     )
     plan: str | None = Field(

@@ -31,9 +31,9 @@ from slimctl.passes._attempt import Built, Outcome, Rule, Work, known_range, pla
 from slimctl.passes._exclusions_ranges import mixed_tensors
 from slimctl.passes._layers import QUANTIZERS, linear_input, refuse_quantized
 from slimctl.passes._mixed import mix
-from slimctl.passes._mixed_candidates import OPSET_16_BITS, lists_16_bits
 from slimctl.passes._placement import Placement
 from slimctl.passes._plan import read_plan
+from slimctl.passes._precision_pairs import OPSET_16_BITS, lists_16_bits
 from slimctl.passes._saturation import check_full_range, keep_full_range
 from slimctl.passes._widen import widen
 
@@ -136,9 +136,9 @@ class QuantizeStatic(Pass):
 
     mixed_precision: bool = Field(
         False,
-        description="Give each layer a precision that the target runs, so that the bounds "
-        "(--min-sqnr, --max-metric-drop, --max-size, --max-latency) are kept at the least cost, by "
-        "measurement.",
+        description="Give each layer a precision that the target runs (int8, int16, int8-weights, "
+        "int4, fp16 or float), so that the bounds (--min-sqnr, --max-metric-drop, --max-size, "
+        "--max-latency) are kept at the least cost, by measurement.",
     )
     max_metric_drop: float | None = Field(
         None,
@@ -163,7 +163,9 @@ class QuantizeStatic(Pass):
         json_schema_extra=_NOT_SET,
     )
     minimize: Literal["latency", "size"] = Field(
-        "latency", description="With mixed precision: what layers are counted by."
+        "latency",
+        description="With mixed precision: what layers are counted by, time in onnxruntime (bit "
+        "operations where the target's provider is not here) or bytes of weights.",
     )
     plan: str | None = Field(
         None,
@@ -282,13 +284,13 @@ class QuantizeStatic(Pass):
         if widened:
             outcome.notes.append("float16 is computed as float32; inputs and outputs keep float16")
         better = context.target.quantize_mode
-        if better != "static":
+        if better != "static" and not self._mixes:
             outcome.warnings.append(
                 f"{context.target.name} gains little or nothing from integers: quantize with "
                 f"--mode {better}"
             )
         mixed = None
-        if self.mixed_precision or self.plan is not None:
+        if self._mixes:
             mixed = mix(self, work, built, outcome)
             built = check_full_range(work, mixed.built, outcome) if learned else mixed.built
         elif self.min_sqnr and context.has_data:
@@ -306,6 +308,23 @@ class QuantizeStatic(Pass):
         self, model: ir.Model, context: Context, outcome: Outcome
     ) -> tuple[Work, Built]:
         """Everything quantized; for ``auto`` by the rule that serves the outputs best."""
+        try:
+            return self._best_quantized(model, context, outcome)
+        except PassFailedError:
+            if not self._mixes:
+                raise
+        # There are other precisions than integers.
+        work = self._work(model, context, _FIRST)
+        return work, work.untouched()
+
+    @property
+    def _mixes(self) -> bool:
+        """Whether layers get precisions of their own."""
+        return self.mixed_precision or self.plan is not None
+
+    def _best_quantized(
+        self, model: ir.Model, context: Context, outcome: Outcome
+    ) -> tuple[Work, Built]:
         scores = self._scores(model, context) if len(self._rules(context.target)) > 1 else {}
         rule = _best(scores) if scores else self._rules(context.target)[0]
         if scores:

@@ -24,7 +24,7 @@ from slimctl.numerics.second_order import round_second_order, rounding_error
 from slimctl.passes._input_moments import Reader
 from slimctl.passes._linear_samples import LinearLayer, linear_layer
 from slimctl.passes._linear_write import Bias
-from slimctl.passes._quantized_layers import QuantizedLayer, quantized_layers
+from slimctl.passes._quantized_layers import QuantizedLayer, quantized_layers, was_quantized
 from slimctl.passes.bias_correction import BiasCorrection, correct_biases
 
 _RIDGES: Final = (0.01, 0.1, 1.0)
@@ -75,7 +75,8 @@ class RoundWeights(Pass):
         Raises:
             UnsupportedModelError: There is none.
         """
-        if not any(node.op_type == "DequantizeLinear" for node in model.graph.all_nodes()):
+        found = any(node.op_type == "DequantizeLinear" for node in model.graph.all_nodes())
+        if not found and not was_quantized(model):
             raise UnsupportedModelError(
                 "No layer has quantized weights, so there is nothing to round",
                 fix="put round-weights behind quantize-static",

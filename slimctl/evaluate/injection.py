@@ -16,6 +16,7 @@ import onnx_ir as ir
 from numpy.typing import NDArray
 
 from slimctl.core.contract import Feeds
+from slimctl.evaluate.parts import output_parts
 from slimctl.evaluate.probing import Errors, Loss
 from slimctl.graph.edit import NameScope, const_array
 from slimctl.graph.restart import restarted
@@ -57,7 +58,10 @@ class Injector:
         changed = _Changed(self._model, variant, places.values(), self._threads)
         session, inputs = self._open(places.values(), changed.taps)
         outputs = [value.name or "" for value in self._model.graph.outputs]
-        found = {group: Errors() for group, names in groups.items() if set(names) <= set(places)}
+        parts = output_parts(self._model)
+        found = {
+            group: Errors(parts) for group, names in groups.items() if set(names) <= set(places)
+        }
         for feeds in self._samples:
             silent = dict(inputs.values())
             real = run(session, {**feeds, **silent})
@@ -170,12 +174,16 @@ class _Changed:
             if const_array(value) is None and value.dtype is not None
         }
         # Where a name is in both models, the variant reads what the model makes.
-        shared = {n: own[n] for n in sorted(_made(variant)) if n in own}
+        values = ir.convenience.create_value_mapping(variant.graph, include_subgraphs=False)
+        shared = {
+            n: own[n]
+            for n in sorted(_made(variant))
+            if n in own and values[n].dtype in (None, own[n])  # float16 goes on from itself
+        }
         begun = restarted(variant, shared, [place.changed for place in places])
         self._given = dict(begun.inputs)
         self._asked = {value.name for value in variant.graph.inputs}
         self._inputs = [v.name or "" for v in begun.model.graph.inputs if v.name in self._asked]
-        values = ir.convenience.create_value_mapping(variant.graph, include_subgraphs=False)
         self._rounding = {p.tensor: _rounding(values[p.changed]) for p in places}
         self._places = places
         self._layers = open_session(begun.model, threads=threads)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from typing import Any, Self
+from typing import Any, Self, overload
 
 import onnx_ir as ir
 
-from slimctl.core.contract import Progress, SilentProgress, Skipped
+from slimctl.core.contract import Feeds, Progress, SilentProgress, Skipped
 from slimctl.core.errors import OptionError
 from slimctl.data.sources import DataSource, open_source
 from slimctl.evaluate.accuracy import Score, check_needs
@@ -29,6 +29,7 @@ from slimctl.passes._layers import refuse_quantized
 from slimctl.passes.fuse import Fuse
 from slimctl.pipeline.context import PipelineContext
 from slimctl.recipe.schema import DataSpec
+from slimctl.sensitivity.samples import Samples
 from slimctl.sensitivity.setup import Named, Setup, Task, groups_of
 from slimctl.targets.load import load_target
 
@@ -96,6 +97,27 @@ class Finding:
         return cls(**kept | {n: tuple(stored[n]) for n in ("layers", "op_types")})
 
 
+class _FeedsOf(Sequence[Feeds]):
+    """The feeds of samples, one batch after the other."""
+
+    def __init__(self, samples: Samples) -> None:
+        self._samples = samples
+
+    def __len__(self) -> int:
+        return len(self._samples)
+
+    @overload
+    def __getitem__(self, index: int) -> Feeds: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Feeds]: ...
+
+    def __getitem__(self, index: int | slice) -> Feeds | Sequence[Feeds]:
+        if isinstance(index, slice):
+            return [self[place] for place in range(*index.indices(len(self)))]
+        return self._samples[index].feeds
+
+
 class Scanner:
     """Runs the probes of a setup. Opening it calibrates; probes can run in any order.
 
@@ -132,10 +154,10 @@ class Scanner:
         if self._metric is not None:
             check_needs(self._metric, self.data, loaded)
         self.model = self._prepared(loaded)
-        self._batches = list(self.data.batches())
+        self._batches = Samples(self.data)
         self._places = {node.name or "": n for n, node in enumerate(self.model.graph, start=1)}
         self._costs = {cost.name: cost for cost in node_costs(self.model)}
-        self._converse: dict[str, Probing] = {}
+        self._converse: tuple[str, Probing] | None = None
         self._known: dict[str, dict[str, Loss | None]] = {}
         self.changes = {
             name: open_change(name, self.model, self._context) for name in setup.changes
@@ -162,7 +184,7 @@ class Scanner:
     @property
     def samples(self) -> int:
         """How many samples there are."""
-        return sum(batch.size for batch in self._batches)
+        return self._batches.size
 
     def content_hash(self) -> str:
         """Of the model and the samples."""
@@ -220,7 +242,7 @@ class Scanner:
         return self._probing(self.model)
 
     def _probing(self, model: ir.Model) -> Probing:
-        return Probing(model, [batch.feeds for batch in self._batches], threads=self.setup.threads)
+        return Probing(model, _FeedsOf(self._batches), threads=self.setup.threads)
 
     def run(self, task: Task) -> Finding:
         """One probe.
@@ -240,12 +262,16 @@ class Scanner:
         return self._found(task, layers, self._base(task.change, change), change.without(layers))
 
     def _base(self, name: str, change: Change) -> Probing:
-        """Starting from the model with everything changed: less is different then."""
-        if name not in self._converse:
+        """Starting from the model with everything changed: less is different then.
+
+        Probes come change by change, and what is kept of samples is kept for one of them.
+        """
+        if self._converse is None or self._converse[0] != name:
+            self._converse = None
             whole = change.without(())
             infer_shapes(whole)
-            self._converse[name] = self._probing(whole)
-        return self._converse[name]
+            self._converse = name, self._probing(whole)
+        return self._converse[1]
 
     def _found(
         self, task: Task, layers: Sequence[str], probing: Probing, variant: ir.Model
@@ -260,7 +286,8 @@ class Scanner:
     def _estimates(self, name: str) -> dict[str, Loss | None]:
         """What each group costs alone, by its own error; see :mod:`slimctl.evaluate.injection`."""
         if name not in self._known:
-            samples = [batch.feeds for batch in self._batches[:_FEW]]
+            few = range(min(_FEW, len(self._batches)))
+            samples = [self._batches[index].feeds for index in few]
             injector = Injector(self.model, samples, threads=self.setup.threads)
             self._known[name] = injector.losses(self.changes[name].without(()), self._groups(name))
         return self._known[name]
@@ -284,7 +311,7 @@ class Scanner:
 
     def _measured(self, probing: Probing, variant: ir.Model) -> tuple[Errors, MetricLoss | None]:
         """Against the float model, whichever model the variant was made of."""
-        errors = Errors()
+        errors = Errors(probing.parts)
         before, after = self._meters()
         for index, outputs in enumerate(probing.outputs(variant)):
             reference = self._alone.reference(index)

@@ -23,6 +23,7 @@ from slimctl.passes.bias_correction import BiasCorrection
 from slimctl.passes.equalize import Equalize
 from slimctl.passes.fuse import Fuse
 from slimctl.passes.quantize import Quantize
+from slimctl.passes.quantize_embeddings import QuantizeEmbeddings
 from slimctl.passes.quantize_static import QuantizeStatic
 from slimctl.targets import load_target
 
@@ -596,7 +597,8 @@ def test_options_resolve_from_the_target() -> None:
 
 def test_expands_to_a_chain_of_single_passes() -> None:
     chain = Quantize(calibration="kl", equalize=True).expand()
-    assert [type(step) for step in chain] == [Fuse, Equalize, QuantizeStatic, BiasCorrection]
+    kinds = [Fuse, Equalize, QuantizeStatic, BiasCorrection, QuantizeEmbeddings]
+    assert [type(step) for step in chain] == kinds
     assert chain[2].expand() == (chain[2],)
     assert chain[2].calibration == "kl"
 

@@ -19,6 +19,7 @@ from slimctl.passes.legalize import Legalize
 from slimctl.passes.quantize_static import QuantizeStatic
 from slimctl.targets import load_target
 from slimctl.targets.check import check_placement
+from slimctl.targets.demands import broken_demand
 from slimctl.targets.units import Unit, operator_of, unit_of
 from tests.targets.graphs import network, to_ir
 
@@ -225,6 +226,33 @@ def test_a_float_bias_keeps_its_factor(quantize) -> None:
     made, sqnr, _ = quantize(model, "tensorrt")
     assert sqnr > 30
     assert const_array(units(made)["gemm"].node.inputs[2])[0] == 4
+
+
+@pytest.mark.parametrize(("name", "one"), [("openvino", True), ("qnn-htp", False)])
+def test_a_concat_has_one_scale_where_the_target_wants_it(name: str, one: bool, quantize) -> None:
+    """Whoever else reads an input of it, and with a Relu in front."""
+    rng = np.random.default_rng(4)
+    make = helper.make_node
+    constants = {
+        key: rng.normal(0, deviation, (8, 8, 3, 3)).astype(np.float32)
+        for key, deviation in (("w0", 0.1), ("w1", 0.3), ("w2", 0.1))
+    }
+    constants["w3"] = rng.normal(0, 0.1, (8, 16, 3, 3)).astype(np.float32)
+    nodes = [
+        make("Conv", ["x", "w0"], ["c0"], "c0", pads=[1] * 4),
+        make("Relu", ["c0"], ["r0"], "r0"),
+        make("Conv", ["r0", "w1"], ["c1"], "c1", pads=[1] * 4),
+        make("Concat", ["r0", "c1"], ["k"], "concat", axis=1),
+        make("Conv", ["r0", "w2"], ["c2"], "c2", pads=[1] * 4),
+        make("Conv", ["k", "w3"], ["c3"], "c3", pads=[1] * 4),
+        make("Add", ["c2", "c3"], ["y"], "add"),
+    ]
+    made, sqnr, _ = quantize(to_ir(nodes, {"x": [1, 8, 6, 6]}, ["y"], constants), name)
+    unit = units(made)["concat"]
+    assert len(unit.activations) == 2
+    assert (broken_demand(unit, "same_scales", True) is None) == one
+    assert sqnr > 25
+    assert not [g for g in check_placement(made, load_target(name)).groups() if one]
 
 
 @pytest.mark.parametrize("name", ["cuda", "directml"])
