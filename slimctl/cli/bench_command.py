@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
-from slimctl.cli.options import BatchSize, Json, Model, Preprocess, Quiet, Seed, Threads
+from slimctl.cli.options import BatchSize, Json, Model, Preprocess, Quiet, Seed, Threads, optional
 from slimctl.cli.output import Output
 from slimctl.core.errors import GateFailedError, OptionError
 
 if TYPE_CHECKING:
     from slimctl.cli.bench_summary import Found
     from slimctl.core.contract import Feeds, Progress
+    from slimctl.evaluate.contrast import KindChange
     from slimctl.evaluate.machine import Machine
     from slimctl.evaluate.profile import Profile
     from slimctl.evaluate.roofline import Placed
@@ -31,12 +32,10 @@ def bench(
     *,
     against: Annotated[
         Path | None,
-        typer.Option(
+        optional(
             "--against",
-            metavar="OTHER",
-            help="A second model, measured in turns with the first on the same inputs.",
-            show_default=False,
-            readable=False,
+            "OTHER",
+            "A second model, measured in turns with the first on the same inputs.",
         ),
     ] = None,
     data: Annotated[
@@ -73,7 +72,12 @@ def bench(
         typer.Option("--memory/--no-memory", help="Measure peak memory in a process of its own."),
     ] = True,
     profile: Annotated[
-        bool, typer.Option("--profile", help="Time of each operator, from onnxruntime's profiler.")
+        bool,
+        typer.Option(
+            "--profile",
+            help="Time of each operator, from onnxruntime's profiler. With --against of both "
+            "models, with what --roofline adds, and what the difference comes from.",
+        ),
     ] = False,
     roofline: Annotated[
         bool,
@@ -85,64 +89,54 @@ def bench(
     ] = False,
     batch_sizes: Annotated[
         str | None,
-        typer.Option(
+        optional(
             "--batch-sizes",
-            metavar="LIST",
-            help="Latency and throughput at these batch sizes, such as 1,2,4,8.",
-            rich_help_panel=_LOAD,
-            show_default=False,
+            "LIST",
+            "Latency and throughput at these batch sizes, such as 1,2,4,8.",
+            panel=_LOAD,
         ),
     ] = None,
     concurrency: Annotated[
         str | None,
-        typer.Option(
+        optional(
             "--concurrency",
-            metavar="LIST",
-            help="Closed loop: latency with so many clients at the same time on one session.",
-            rich_help_panel=_LOAD,
-            show_default=False,
+            "LIST",
+            "Closed loop: latency with so many clients at the same time on one session.",
+            panel=_LOAD,
         ),
     ] = None,
     rate: Annotated[
         str | None,
-        typer.Option(
+        optional(
             "--rate",
-            metavar="LIST",
-            help="Open loop: latency at these requests per second, simulated from measured times "
+            "LIST",
+            "Open loop: latency at these requests per second, simulated from measured times "
             "with dynamic batching.",
-            rich_help_panel=_LOAD,
-            show_default=False,
+            panel=_LOAD,
         ),
     ] = None,
     p99_ms: Annotated[
         float | None,
-        typer.Option(
+        optional(
             "--p99-ms",
-            metavar="X",
+            "X",
+            "Suggest queue delay and batch that keep P99 below X at the largest --rate.",
+            panel=_LOAD,
             min=0.001,
-            help="Suggest queue delay and batch that keep P99 below X at the largest --rate.",
-            rich_help_panel=_LOAD,
-            show_default=False,
         ),
     ] = None,
     serving: Annotated[
         Path | None,
-        typer.Option(
+        optional(
             "--serving",
-            metavar="FILE",
-            help="Write the suggestion as JSON; exit code 1 when no setting meets the bound.",
-            rich_help_panel=_LOAD,
-            show_default=False,
+            "FILE",
+            "Write the suggestion as JSON; exit code 1 when no setting meets the bound.",
+            panel=_LOAD,
         ),
     ] = None,
     report: Annotated[
         Path | None,
-        typer.Option(
-            "--report",
-            metavar="FILE",
-            help="Write an HTML page with latency distributions and bounds.",
-            show_default=False,
-        ),
+        optional("--report", "FILE", "Write an HTML page with latency distributions and bounds."),
     ] = None,
     force: Annotated[
         bool, typer.Option("--force", help="Replace an existing report or serving file.")
@@ -193,17 +187,19 @@ def bench(
         progress=output.progress(),
     )
     verdict = None if against is None else judge_speedup(results[1], results[0], seed=seed)
-    profiled = _profile(model, batch.feeds, threads) if profile or roofline else None
-    machine, placed = _under_roof(profiled, threads) if profiled and roofline else (None, None)
+    profiles, kinds = _profiles(models, batch.feeds, threads) if profile or roofline else ([], None)
+    roof = roofline or kinds is not None
+    machine, placed = _under_roof(profiles, threads) if roof else (None, [])
     found = Found(
         models=models,
         results=results,
         batch_size=batch.size,
         threads=threads,
         verdict=verdict,
-        profile=profiled,
+        profiles=profiles,
         machine=machine,
         placed=placed,
+        kinds=kinds,
         questions=questions,
         load=_load(
             model,
@@ -246,18 +242,25 @@ def _check_needs(questions: Questions, serving: Path | None) -> None:
         raise OptionError("--serving", "There is nothing to suggest", fix="add --rate and --p99-ms")
 
 
-def _profile(model: Path, feeds: Feeds, threads: int) -> Profile:
-    from slimctl.evaluate.profile import profile
+def _profiles(
+    models: Sequence[Path], feeds: Feeds, threads: int
+) -> tuple[list[Profile], list[KindChange] | None]:
+    """The profile of each model, and what the difference comes from where there are two."""
+    from slimctl.evaluate.contrast import contrast
+    from slimctl.evaluate.profile import profile, profile_in_turns
 
-    return profile(model, feeds, threads=threads)
+    if len(models) == 1:
+        return [profile(models[0], feeds, threads=threads)], None
+    turns = profile_in_turns(models, feeds, threads=threads)
+    return [one.whole for one in turns], contrast(*turns)
 
 
-def _under_roof(profiled: Profile, threads: int) -> tuple[Machine, list[Placed]]:
+def _under_roof(profiles: Sequence[Profile], threads: int) -> tuple[Machine, list[list[Placed]]]:
     from slimctl.evaluate.machine import measure_machine
     from slimctl.evaluate.roofline import roofline
 
     machine = measure_machine(threads)
-    return machine, roofline(profiled, machine)
+    return machine, [roofline(profile, machine) for profile in profiles]
 
 
 def _load(

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from slimctl.cli import words
 from slimctl.cli.table import Block, Table, Warned
 from slimctl.core.files import sha256_of_file
+from slimctl.evaluate.contrast import KindChange, in_words
 from slimctl.evaluate.roofline import HEAVY, Action, heavy, summarize
 from slimctl.evaluate.serving import Serving, serving
 
@@ -29,16 +28,20 @@ HEAVIEST = 15
 
 @dataclass(frozen=True)
 class Found:
-    """Everything that was measured; None for what was not asked for."""
+    """Everything that was measured; None, or nothing, for what was not asked for.
+
+    ``profiles`` and ``placed`` have an entry for each of ``models``.
+    """
 
     models: Sequence[Path]
     results: Sequence[BenchResult]
     batch_size: int
     threads: int
     verdict: Verdict | None
-    profile: Profile | None
+    profiles: Sequence[Profile]
     machine: Machine | None
-    placed: Sequence[Placed] | None
+    placed: Sequence[Sequence[Placed]]
+    kinds: Sequence[KindChange] | None
     questions: Questions
     load: LoadStudy | None
 
@@ -53,7 +56,6 @@ class Found:
 def document(found: Found) -> dict[str, Any]:
     """The result as JSON types; of the latencies the percentiles 0 to 100."""
     verdict = found.verdict
-    shares = np.linspace(0, 100, 101)
     return {
         "batch_size": found.batch_size,
         "threads": found.threads,
@@ -63,7 +65,7 @@ def document(found: Found) -> dict[str, Any]:
                 "sha256": sha256_of_file(path),
                 **result.to_dict(),
                 "samples_per_second": _rate(result, found.batch_size),
-                "quantiles_ms": np.percentile(result.latencies, shares).tolist(),
+                "quantiles_ms": result.quantiles(),
             }
             for path, result in zip(found.models, found.results, strict=True)
         ],
@@ -76,27 +78,41 @@ def document(found: Found) -> dict[str, Any]:
             "noise": verdict.noise,
             "reason": verdict.reason,
         },
-        "profile": _profile_document(found),
+        "profile": _profile_document(found, 0),
+        "profile_against": _profile_document(found, 1),
+        "difference": _difference_document(found),
         "machine": found.machine,
         "load": _load_document(found),
     }
 
 
-def _profile_document(found: Found) -> dict[str, Any] | None:
-    profile = found.profile
-    if profile is None:
+def _profile_document(found: Found, index: int) -> dict[str, Any] | None:
+    if index >= len(found.profiles):
         return None
+    profile, placed = found.profiles[index], found.placed[index] if found.placed else ()
     return {
         "runs": profile.runs,
         "kernel_seconds": profile.kernels,
         "run_seconds": profile.run,
         "unmatched_seconds": profile.unmatched,
-        "nodes": [node.to_dict() for node in found.placed or profile.nodes],
+        "nodes": [node.to_dict() for node in placed or profile.nodes],
         "advice": [
             {"action": item.action.value, "share": item.share, "nodes": item.nodes}
-            for item in summarize(found.placed or ())
+            for item in summarize(placed)
         ],
     }
+
+
+def _difference_document(found: Found) -> dict[str, Any] | None:
+    if found.kinds is None:
+        return None
+    return {"words": _difference(found, found.kinds), "kinds": [k.to_dict() for k in found.kinds]}
+
+
+def _difference(found: Found, kinds: Sequence[KindChange]) -> str:
+    ours, theirs = found.profiles
+    names = str(found.models[0]), str(found.models[1])
+    return in_words(names, (ours.kernels, theirs.kernels), kinds)
 
 
 def _load_document(found: Found) -> dict[str, Any] | None:
@@ -123,12 +139,15 @@ def blocks(found: Found) -> Iterator[Block]:
     yield from _unsettled(found)
     if found.verdict is not None:
         yield from _verdict(found.models, found.verdict)
-    if found.profile is not None:
-        yield from _operators(found.profile, found.placed)
+    for index, profile in enumerate(found.profiles):
+        yield from _operators(_of(found, index), profile, found.placed[index : index + 1])
+    if found.kinds is not None:
+        yield _kinds(found.kinds)
+        yield _difference(found, found.kinds)
     if found.machine is not None:
         yield _peaks(found.machine)
-    if found.placed is not None:
-        yield from _advice(found.placed)
+    for index, placed in enumerate(found.placed):
+        yield from _advice(_of(found, index), placed)
     if found.load is not None:
         yield from _under_load(found, found.load)
 
@@ -176,9 +195,38 @@ def _verdict(models: Sequence[Path], verdict: Verdict) -> Iterator[Block]:
     yield f"{word}: {verdict.outcome.value}; {verdict.reason}"
 
 
-def _operators(profile: Profile, placed: Sequence[Placed] | None) -> Iterator[Block]:
+def _of(found: Found, index: int) -> str:
+    """Which model it is about, where there are two."""
+    return f" for '{found.models[index]}'" if len(found.profiles) > 1 else ""
+
+
+def _kinds(kinds: Sequence[KindChange]) -> Table:
+    return Table(
+        ("kind", ">ms", ">other", ">change", ">noise", "operators", "other"),
+        [
+            (
+                one.kind,
+                *(f"{value * 1e3:.3f}" for value in (one.seconds, one.against)),
+                f"{one.change * 1e3:+.3f}",
+                f"{one.noise * 1e3:.3f}",
+                *(_counted(side) for side in (one.operators, one.operators_against)),
+            )
+            for one in kinds[:HEAVIEST]
+        ],
+        title="What the difference comes from, milliseconds in kernels",
+    )
+
+
+def _counted(operators: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} {kind}" for kind, count in operators.items()) or "-"
+
+
+def _operators(
+    which: str, profile: Profile, under_roof: Sequence[Sequence[Placed]]
+) -> Iterator[Block]:
+    placed = under_roof[0] if under_roof else None
     title = (
-        f"Operators as onnxruntime runs them: {len(profile.nodes)}, "
+        f"Operators as onnxruntime runs them{which}: {len(profile.nodes)}, "
         f"{profile.kernels * 1e3:.3f} of {profile.run * 1e3:.3f} ms in kernels under the profiler"
     )
     if placed is None:
@@ -225,7 +273,7 @@ def _peaks(machine: Machine) -> str:
     )
 
 
-def _advice(placed: Sequence[Placed]) -> Iterator[Block]:
+def _advice(which: str, placed: Sequence[Placed]) -> Iterator[Block]:
     """What to do next, the action that reaches most of the time first."""
     for item in summarize(placed):
         if item.share < HEAVY:
@@ -234,7 +282,7 @@ def _advice(placed: Sequence[Placed]) -> Iterator[Block]:
         reasons = _reasons(nodes)
         what = "leave as it is" if item.action is Action.NOTHING else item.action.value
         yield (
-            f"next: {what}, {words.percent(item.share)} of the time in {item.nodes} "
+            f"next{which}: {what}, {words.percent(item.share)} of the time in {item.nodes} "
             f"operators: {reasons}"
         )
 

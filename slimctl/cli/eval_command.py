@@ -21,6 +21,7 @@ from slimctl.cli.options import (
     SkipBadSamples,
     Threads,
     complete_metric,
+    optional,
 )
 from slimctl.cli.output import Output
 from slimctl.cli.table import Block, Facts, Table
@@ -80,13 +81,11 @@ def evaluate(
     ] = "top1",
     against: Annotated[
         Path | None,
-        typer.Option(
+        optional(
             "--against",
-            metavar="REFERENCE",
-            help="A model to compare with on the same data; the one to agree with for metrics "
+            "REFERENCE",
+            "A model to compare with on the same data; the one to agree with for metrics "
             "such as agreement.",
-            show_default=False,
-            readable=False,
         ),
     ] = None,
     listed: Annotated[

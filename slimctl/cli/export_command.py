@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from slimctl.cli.derive import build_pass, default_value, flags, pass_fields, pass_parameters
-from slimctl.cli.options import Force, Json, Quiet, completes
+from slimctl.cli.options import Force, Json, Quiet, completes, optional, output_option
 from slimctl.cli.output import Output
 from slimctl.cli.table import Block, Facts, Table
 from slimctl.core.errors import OptionError
@@ -28,25 +28,16 @@ _ARTIFACT = Annotated[
 ]
 _KIND = Annotated[
     str,
-    typer.Option(
+    optional(
         "--for",
-        metavar="|".join(kinds()),
-        help="What to write. "
-        + " ".join(f"{name}: {kind.summary}." for name, kind in kinds().items()),
+        "|".join(kinds()),
+        "What to write. " + " ".join(f"{name}: {kind.summary}." for name, kind in kinds().items()),
         autocompletion=completes(list(kinds())),
-        show_default=False,
     ),
 ]
 _OUTPUT = Annotated[
     Path,
-    typer.Option(
-        "-o",
-        "--output",
-        metavar="PATH",
-        help="Output: a file x.zip for zip, a folder for the others.",
-        show_default=False,
-        readable=False,
-    ),
+    output_option("PATH", "Output: a file x.zip for zip, a folder for the others."),
 ]
 
 

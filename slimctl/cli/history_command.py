@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -35,6 +35,7 @@ def history(
 ) -> None:
     """Show the versions of a result."""
     from slimctl.store.ledger import open_ledger
+    from slimctl.store.summary import history_document
 
     ledger, said = open_ledger(store), Output(json=json)
     if check:
@@ -43,7 +44,7 @@ def history(
         _list_names(ledger, said)
     else:
         state = ledger.known(name)
-        said.result(to_document(ledger, state), list(_blocks(ledger, state)))
+        said.result(history_document(ledger.place, state), list(_blocks(ledger, state)))
 
 
 def _check(ledger: Ledger, name: str | None, said: Output) -> None:
@@ -97,28 +98,6 @@ def _list_names(ledger: Ledger, said: Output) -> None:
 
 def _number(text: str) -> int | None:
     return int(text) if text.isdecimal() else None
-
-
-def to_document(ledger: Ledger, state: State) -> dict[str, Any]:
-    """Versions of a name as JSON types."""
-    return {
-        "store": ledger.place,
-        "name": state.name,
-        "current": state.current.number if state.current else None,
-        "versions": [
-            {
-                "version": version.number,
-                "at": version.entry.at,
-                "accepted": version.entry.accepted,
-                "current": version.current,
-                "labels": version.labels,
-                "has_files": version.has_files,
-                "manifest_hash": version.entry.manifest_hash,
-                **version.entry.summary.model_dump(),
-            }
-            for version in state.versions
-        ],
-    }
 
 
 def _blocks(ledger: Ledger, state: State) -> Iterator[Block]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from slimctl.cli.options import Force, Json, Quiet, Seed
+from slimctl.cli.options import Force, Json, Quiet, Seed, optional, output_option
 from slimctl.cli.output import Output
 from slimctl.cli.table import Block, Facts, Table
 from slimctl.cli.words import number, size
@@ -38,33 +38,23 @@ def import_(
     *,
     output: Annotated[
         Path,
-        typer.Option(
-            "-o",
-            "--output",
-            metavar="PATH",
-            help="Output: a file x.onnx.",
-            show_default=False,
-            readable=False,
-        ),
+        output_option("PATH", "Output: a file x.onnx."),
     ],
     inputs: Annotated[
         list[str],
-        typer.Option(
+        optional(
             "--input",
-            metavar="NAME:SHAPE[:DTYPE]",
-            help="An input, such as x:1x3x224x224 or tokens:NxT:int64, once for each. A letter is "
+            "NAME:SHAPE[:DTYPE]",
+            "An input, such as x:1x3x224x224 or tokens:NxT:int64, once for each. A letter is "
             "a dynamic axis, H=224 one with the size to export with.",
-            show_default=False,
         ),
     ],
     weights: Annotated[
         Path | None,
-        typer.Option(
+        optional(
             "--weights",
-            metavar="FILE",
-            help="State dict for the network of module:function; every name must fit.",
-            show_default=False,
-            readable=False,
+            "FILE",
+            "State dict for the network of module:function; every name must fit.",
         ),
     ] = None,
     trust: Annotated[
@@ -95,12 +85,11 @@ def import_(
     ] = None,
     input_data: Annotated[
         str | None,
-        typer.Option(
+        optional(
             "--input-data",
-            metavar="SOURCE",
-            help="Inputs to compare on besides random ones: an npz file, or what --data takes "
+            "SOURCE",
+            "Inputs to compare on besides random ones: an npz file, or what --data takes "
             "elsewhere.",
-            show_default=False,
         ),
     ] = None,
     tolerance: Annotated[

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
-import typer
-
 from slimctl.cli import words
-from slimctl.cli.options import Json, Model, Verbose
+from slimctl.cli.options import Json, Model, Verbose, optional
 from slimctl.cli.output import Output
 from slimctl.cli.table import Block, Facts, Table
 from slimctl.core.errors import OptionError
@@ -30,12 +28,11 @@ def inspect(
     *,
     dim: Annotated[
         list[str] | None,
-        typer.Option(
+        optional(
             "--dim",
-            metavar="NAME=N",
-            help="Size of a symbolic dimension, or of a nameless one as input[axis]=N; repeatable. "
+            "NAME=N",
+            "Size of a symbolic dimension, or of a nameless one as input[axis]=N; repeatable. "
             "Open first dimensions are 1 unless given.",
-            show_default=False,
         ),
     ] = None,
     json: Json = False,

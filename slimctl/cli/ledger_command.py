@@ -8,7 +8,7 @@ from typing import Annotated, TypeAlias
 import typer
 
 from slimctl.cli import words
-from slimctl.cli.options import DEFAULT_STORE, Force, Json, Store
+from slimctl.cli.options import DEFAULT_STORE, Force, Json, Store, optional, output_option
 from slimctl.cli.output import Output
 
 Name: TypeAlias = Annotated[
@@ -55,12 +55,7 @@ def promote(
     *,
     label: Annotated[
         str,
-        typer.Option(
-            "--label",
-            metavar="LABEL",
-            help="The label; the version that has it now loses it.",
-            show_default=False,
-        ),
+        optional("--label", "LABEL", "The label; the version that has it now loses it."),
     ],
     store: Store = DEFAULT_STORE,
     json: Json = False,
@@ -87,14 +82,7 @@ def checkout(
     *,
     output: Annotated[
         Path,
-        typer.Option(
-            "-o",
-            "--output",
-            metavar="DIR",
-            help="The folder to write.",
-            show_default=False,
-            readable=False,
-        ),
+        output_option("DIR", "The folder to write."),
     ],
     store: Store = DEFAULT_STORE,
     force: Force = False,

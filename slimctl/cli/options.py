@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 import typer
 
@@ -31,6 +31,49 @@ def completes(values: Sequence[str]) -> Callable[[str], list[str]]:
     return complete
 
 
+def optional(name: str, metavar: str, text: str, *, panel: str | None = None, **more: Any) -> Any:
+    """An option with a value and without a default that help would show.
+
+    Args:
+        name: With its dashes.
+        metavar: What stands for the value.
+        text: Help.
+        panel: Where help lists it.
+        more: As ``typer.Option`` takes it, bounds for example.
+    """
+    return typer.Option(
+        name,
+        metavar=metavar,
+        help=text,
+        rich_help_panel=panel,
+        show_default=False,
+        readable=False,
+        **more,
+    )
+
+
+def output_option(
+    metavar: str, text: str, *, panel: str | None = None, shown: str | bool = False
+) -> Any:
+    """The option ``-o`` of a command.
+
+    Args:
+        metavar: What stands for the path.
+        text: Help.
+        panel: Where help lists it.
+        shown: What help shows as its default.
+    """
+    return typer.Option(
+        "-o",
+        "--output",
+        metavar=metavar,
+        help=text,
+        rich_help_panel=panel,
+        show_default=shown,
+        readable=False,
+    )
+
+
 def complete_target(incomplete: str) -> list[str]:
     """Target names for shell completion."""
     from slimctl.targets import target_names
@@ -51,15 +94,11 @@ Model: TypeAlias = Annotated[
 ]
 OutputPath: TypeAlias = Annotated[
     Path,
-    typer.Option(
-        "-o",
-        "--output",
-        metavar="PATH",
-        help="Output: a file x.onnx (x.manifest.json is written beside it), or a folder for the "
+    output_option(
+        "PATH",
+        "Output: a file x.onnx (x.manifest.json is written beside it), or a folder for the "
         "full artifact.",
-        rich_help_panel=_COMMON,
-        show_default=False,
-        readable=False,
+        panel=_COMMON,
     ),
 ]
 Force: TypeAlias = Annotated[
@@ -68,64 +107,43 @@ Force: TypeAlias = Annotated[
 ]
 Calibration: TypeAlias = Annotated[
     str | None,
-    typer.Option(
-        "--calib",
-        metavar="SOURCE",
-        help=f"Calibration data: {_KINDS}, or random.",
-        rich_help_panel=_DATA,
-        show_default=False,
-    ),
+    optional("--calib", "SOURCE", f"Calibration data: {_KINDS}, or random.", panel=_DATA),
 ]
 Data: TypeAlias = Annotated[
     str,
-    typer.Option(
-        "--data",
-        metavar="SOURCE",
-        help=f"Data: {_KINDS}, or random.",
-        rich_help_panel=_DATA,
-        show_default=False,
-    ),
+    optional("--data", "SOURCE", f"Data: {_KINDS}, or random.", panel=_DATA),
 ]
 EvaluationData: TypeAlias = Annotated[
     str | None,
-    typer.Option(
+    optional(
         "--data",
-        metavar="SOURCE",
-        help="Labeled data to measure --metric on, before and after; as --calib.",
-        rich_help_panel=_DATA,
-        show_default=False,
+        "SOURCE",
+        "Labeled data to measure --metric on, before and after; as --calib.",
+        panel=_DATA,
     ),
 ]
 TrainingData: TypeAlias = Annotated[
     str,
-    typer.Option(
-        "--data",
-        metavar="SOURCE",
-        help=f"Samples to learn from: {_KINDS}.",
-        rich_help_panel=_DATA,
-        show_default=False,
-    ),
+    optional("--data", "SOURCE", f"Samples to learn from: {_KINDS}.", panel=_DATA),
 ]
 OptionalTrainingData: TypeAlias = Annotated[
     str | None,
-    typer.Option(
+    optional(
         "--train-data",
-        metavar="SOURCE",
-        help="Samples to learn from, all of them, where the options say that something is "
+        "SOURCE",
+        "Samples to learn from, all of them, where the options say that something is "
         "trained; the calibration data when it is not given.",
-        rich_help_panel=_DATA,
-        show_default=False,
+        panel=_DATA,
     ),
 ]
 JudgingData: TypeAlias = Annotated[
     str | None,
-    typer.Option(
+    optional(
         "--eval-data",
-        metavar="SOURCE",
-        help="Other labeled samples: after each epoch --metric is measured on them, and the best "
+        "SOURCE",
+        "Other labeled samples: after each epoch --metric is measured on them, and the best "
         "weights are kept.",
-        rich_help_panel=_DATA,
-        show_default=False,
+        panel=_DATA,
     ),
 ]
 Metric: TypeAlias = Annotated[
@@ -172,12 +190,11 @@ BatchSize: TypeAlias = Annotated[
 ]
 Preprocess: TypeAlias = Annotated[
     str | None,
-    typer.Option(
+    optional(
         "--preprocess",
-        metavar="PRESET|FILE",
-        help="How images become inputs: a preset's name or a YAML file.",
-        rich_help_panel=_DATA,
-        show_default=False,
+        "PRESET|FILE",
+        "How images become inputs: a preset's name or a YAML file.",
+        panel=_DATA,
     ),
 ]
 SkipBadSamples: TypeAlias = Annotated[

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from slimctl.cli.options import DEFAULT_STORE, Json
+from slimctl.cli.options import DEFAULT_STORE, Json, optional, output_option
 from slimctl.cli.output import Output
 from slimctl.cli.table import Facts
 
@@ -30,46 +30,33 @@ def report(
     *,
     output_file: Annotated[
         Path | None,
-        typer.Option(
-            "-o",
-            "--output",
-            metavar="FILE",
-            help="The page.",
-            show_default="NAME.html in this folder",
-            readable=False,
-        ),
+        output_option("FILE", "The page.", shown="NAME.html in this folder"),
     ] = None,
     verify: Annotated[
         Path | None,
-        typer.Option(
+        optional(
             "--verify",
-            metavar="FILE",
-            help="What 'slimctl verify' found: SQNR along the graph, the worst layers.",
-            rich_help_panel=_ADDED,
-            show_default=False,
-            readable=False,
+            "FILE",
+            "What 'slimctl verify' found: SQNR along the graph, the worst layers.",
+            panel=_ADDED,
         ),
     ] = None,
     sensitivity: Annotated[
         Path | None,
-        typer.Option(
+        optional(
             "--sensitivity",
-            metavar="FILE",
-            help="What 'slimctl sensitivity' found about the original.",
-            rich_help_panel=_ADDED,
-            show_default=False,
-            readable=False,
+            "FILE",
+            "What 'slimctl sensitivity' found about the original.",
+            panel=_ADDED,
         ),
     ] = None,
     bench: Annotated[
         Path | None,
-        typer.Option(
+        optional(
             "--bench",
-            metavar="FILE",
-            help="What 'slimctl bench' found: the distribution of latencies.",
-            rich_help_panel=_ADDED,
-            show_default=False,
-            readable=False,
+            "FILE",
+            "What 'slimctl bench' found: the distribution of latencies.",
+            panel=_ADDED,
         ),
     ] = None,
     store: Annotated[
@@ -79,7 +66,8 @@ def report(
             metavar="STORE",
             envvar="SLIMCTL_STORE",
             help="The ledger, whose versions are drawn: a folder or a URL such as "
-            f"s3://bucket/models. For a version such as net@3 it is '{DEFAULT_STORE}' by default.",
+            "s3://bucket/models. Without it, the one that the artifact lies in; for a version such "
+            f"as net@3, '{DEFAULT_STORE}'.",
             show_default=False,
         ),
     ] = None,
@@ -113,17 +101,17 @@ def _look_up(artifact: str, store: str | None) -> tuple[Document, dict[str, Any]
         OutputError: The artifact was changed.
         OptionError: There is neither such an artifact nor such a version.
     """
-    from slimctl.cli.history_command import to_document
     from slimctl.pipeline.artifact import manifest_path, read_artifact
-    from slimctl.store.ledger import open_ledger
+    from slimctl.store.ledger import ledger_around, open_ledger
+    from slimctl.store.summary import history_document
 
     path = Path(artifact)
     if path.exists() or manifest_path(path).exists() or path.name != artifact:
         manifest: Document = read_artifact(path).manifest.document()
-        if store is None:
+        ledger = open_ledger(store) if store else ledger_around(path)
+        if ledger is None:
             return manifest, None
-        ledger = open_ledger(store)
-        return manifest, to_document(ledger, ledger.state(manifest["name"]))
+        return manifest, history_document(ledger.place, ledger.state(manifest["name"]))
     ledger = open_ledger(store or DEFAULT_STORE)
     version = ledger.find(artifact)
-    return ledger.document(version), to_document(ledger, ledger.known(version.name))
+    return ledger.document(version), history_document(ledger.place, ledger.known(version.name))

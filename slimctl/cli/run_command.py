@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 
-from slimctl.cli.options import Force, Json, Quiet, UseCache, Verbose
+from slimctl.cli.options import Force, Json, Quiet, UseCache, Verbose, optional, output_option
 from slimctl.cli.output import Output
 
 if TYPE_CHECKING:
@@ -26,12 +26,11 @@ RecipeName: TypeAlias = Annotated[
 ]
 Overrides: TypeAlias = Annotated[
     list[str] | None,
-    typer.Option(
+    optional(
         "--set",
-        metavar="KEY=VALUE",
-        help="Change one value of the recipe, such as model=m.onnx or steps.1.calibration=kl; "
+        "KEY=VALUE",
+        "Change one value of the recipe, such as model=m.onnx or steps.1.calibration=kl; "
         "steps count from 0; repeatable.",
-        show_default=False,
     ),
 ]
 
@@ -42,13 +41,10 @@ def run(
     overrides: Overrides = None,
     output: Annotated[
         Path | None,
-        typer.Option(
-            "-o",
-            "--output",
-            metavar="PATH",
-            help="Output: a file x.onnx, or a folder for the full artifact.",
-            show_default="where the recipe says",
-            readable=False,
+        output_option(
+            "PATH",
+            "Output: a file x.onnx, or a folder for the full artifact.",
+            shown="where the recipe says",
         ),
     ] = None,
     dry_run: Annotated[
@@ -61,23 +57,11 @@ def run(
     ] = False,
     junit_file: Annotated[
         Path | None,
-        typer.Option(
-            "--junit",
-            metavar="FILE",
-            help="Write the gates as JUnit XML, also when one fails.",
-            show_default=False,
-            readable=False,
-        ),
+        optional("--junit", "FILE", "Write the gates as JUnit XML, also when one fails."),
     ] = None,
     summary_file: Annotated[
         Path | None,
-        typer.Option(
-            "--summary",
-            metavar="FILE",
-            help="Write a summary in Markdown, also when a gate fails.",
-            show_default=False,
-            readable=False,
-        ),
+        optional("--summary", "FILE", "Write a summary in Markdown, also when a gate fails."),
     ] = None,
     cache: UseCache = True,
     force: Force = False,

@@ -24,6 +24,7 @@ from slimctl.cli.options import (
     TargetName,
     Threads,
     complete_metric,
+    optional,
 )
 from slimctl.cli.output import Output
 from slimctl.cli.table import Block, Facts, Table
@@ -67,13 +68,12 @@ def sensitivity(
     ] = "layer",
     metric: Annotated[
         str | None,
-        typer.Option(
+        optional(
             "--metric",
-            metavar="METRIC",
-            help="Also measure what this loses, on all samples: a name from 'slimctl eval "
+            "METRIC",
+            "Also measure what this loses, on all samples: a name from 'slimctl eval "
             "--list', or module:function.",
             autocompletion=complete_metric,
-            show_default=False,
         ),
     ] = None,
     fast: Annotated[
@@ -96,20 +96,16 @@ def sensitivity(
     ] = 1.5,
     include: Annotated[
         list[str] | None,
-        typer.Option(
+        optional(
             "--include",
-            metavar="PATTERN",
-            help="Look at matching nodes only: name glob, op:TYPE or re:REGEX; repeatable.",
-            show_default=False,
+            "PATTERN",
+            "Look at matching nodes only: name glob, op:TYPE or re:REGEX; repeatable.",
         ),
     ] = None,
     exclude: Annotated[
         list[str] | None,
-        typer.Option(
-            "--exclude",
-            metavar="PATTERN",
-            help="Do not look at matching nodes: as --include; repeatable.",
-            show_default=False,
+        optional(
+            "--exclude", "PATTERN", "Do not look at matching nodes: as --include; repeatable."
         ),
     ] = None,
     executor: Annotated[
@@ -132,23 +128,11 @@ def sensitivity(
     ] = _TOP,
     csv_file: Annotated[
         Path | None,
-        typer.Option(
-            "--csv",
-            metavar="FILE",
-            help="Write all findings as CSV.",
-            show_default=False,
-            readable=False,
-        ),
+        optional("--csv", "FILE", "Write all findings as CSV."),
     ] = None,
     report: Annotated[
         Path | None,
-        typer.Option(
-            "--report",
-            metavar="FILE",
-            help="Write a page with a plot.",
-            show_default=False,
-            readable=False,
-        ),
+        optional("--report", "FILE", "Write a page with a plot."),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace existing files.")] = False,
     target: TargetName = "cpu",

@@ -9,7 +9,7 @@ import typer
 
 from slimctl.cli import words
 from slimctl.cli.inspect_command import parse_dims
-from slimctl.cli.options import Json, Model, TargetName, Verbose
+from slimctl.cli.options import Json, Model, TargetName, Verbose, optional
 from slimctl.cli.output import Output
 from slimctl.cli.table import Block, Facts, Table
 from slimctl.core.errors import GateFailedError
@@ -37,12 +37,11 @@ def check_model(
     ] = 0,
     dim: Annotated[
         list[str] | None,
-        typer.Option(
+        optional(
             "--dim",
-            metavar="NAME=N",
-            help="Check the model as if this open dimension, or nameless one as input[axis], had "
+            "NAME=N",
+            "Check the model as if this open dimension, or nameless one as input[axis], had "
             "the size N; repeatable.",
-            show_default=False,
         ),
     ] = None,
     json: Json = False,

@@ -20,6 +20,7 @@ from slimctl.cli.options import (
     Threads,
     Verbose,
     completes,
+    optional,
 )
 from slimctl.cli.output import Output
 from slimctl.core.errors import GateFailedError, OptionError, UnsupportedModelError
@@ -65,24 +66,21 @@ def verify(
     *,
     against: Annotated[
         Path | None,
-        typer.Option(
+        optional(
             "--against",
-            metavar="REFERENCE",
-            help="The original model: each layer and each output is compared with it.",
-            show_default=False,
-            readable=False,
+            "REFERENCE",
+            "The original model: each layer and each output is compared with it.",
         ),
     ] = None,
     data: Annotated[
         str | None,
-        typer.Option(
+        optional(
             "--data",
-            metavar="SOURCE",
-            help="Data: an npz file, a folder of npz or npy files, of images (with --preprocess) "
+            "SOURCE",
+            "Data: an npz file, a folder of npz or npy files, of images (with --preprocess) "
             "or of test_data_set_* folders, module:function, or random. Without data the two "
             "runtimes are compared on random inputs.",
-            rich_help_panel=_DATA,
-            show_default=False,
+            panel=_DATA,
         ),
     ] = None,
     samples: Samples = None,
@@ -91,66 +89,54 @@ def verify(
     skip_bad_samples: SkipBadSamples = False,
     max_step_difference: Annotated[
         int | None,
-        typer.Option(
+        optional(
             "--max-step-difference",
-            metavar="STEPS",
-            help="Largest difference between onnxruntime and the built-in runtime at any node, in "
+            "STEPS",
+            "Largest difference between onnxruntime and the built-in runtime at any node, in "
             "quantization steps.",
+            panel=_BOUNDS,
             min=0,
-            rich_help_panel=_BOUNDS,
-            show_default=False,
         ),
     ] = None,
     min_sqnr: Annotated[
         float | None,
-        typer.Option(
+        optional(
             "--min-sqnr",
-            metavar="DB",
-            help="Least signal-to-quantization-noise ratio of every output.",
-            rich_help_panel=_BOUNDS,
-            show_default=False,
+            "DB",
+            "Least signal-to-quantization-noise ratio of every output.",
+            panel=_BOUNDS,
         ),
     ] = None,
     min_cosine: Annotated[
         float | None,
-        typer.Option(
-            "--min-cosine",
-            metavar="NUMBER",
-            help="Least cosine similarity of every output.",
-            rich_help_panel=_BOUNDS,
-            show_default=False,
+        optional(
+            "--min-cosine", "NUMBER", "Least cosine similarity of every output.", panel=_BOUNDS
         ),
     ] = None,
     min_agreement: Annotated[
         float | None,
-        typer.Option(
+        optional(
             "--min-agreement",
-            metavar="SHARE",
-            help="Least share of samples with the same top-1 class, from 0 to 1.",
-            rich_help_panel=_BOUNDS,
-            show_default=False,
+            "SHARE",
+            "Least share of samples with the same top-1 class, from 0 to 1.",
+            panel=_BOUNDS,
         ),
     ] = None,
     max_error: Annotated[
         float | None,
-        typer.Option(
-            "--max-error",
-            metavar="NUMBER",
-            help="Largest absolute difference of every output.",
-            rich_help_panel=_BOUNDS,
-            show_default=False,
+        optional(
+            "--max-error", "NUMBER", "Largest absolute difference of every output.", panel=_BOUNDS
         ),
     ] = None,
     metric: Annotated[
         str | None,
-        typer.Option(
+        optional(
             "--metric",
-            metavar="METRIC",
-            help="Measure what is lost of top1, top5, agreement or module:function, output by "
+            "METRIC",
+            "Measure what is lost of top1, top5, agreement or module:function, output by "
             "output and layer by layer. Default with --max-metric-drop: top1 of labeled data, "
             "otherwise agreement.",
             autocompletion=completes(["top1", "top5", "agreement"]),
-            show_default=False,
         ),
     ] = None,
     metric_layers: Annotated[
@@ -165,12 +151,11 @@ def verify(
     ] = 10,
     max_metric_drop: Annotated[
         float | None,
-        typer.Option(
+        optional(
             "--max-metric-drop",
-            metavar="NUMBER",
-            help="How much worse than the reference the metric may be at any output.",
-            rich_help_panel=_BOUNDS,
-            show_default=False,
+            "NUMBER",
+            "How much worse than the reference the metric may be at any output.",
+            panel=_BOUNDS,
         ),
     ] = None,
     divergence: Annotated[
@@ -189,11 +174,10 @@ def verify(
     ] = True,
     report: Annotated[
         Path | None,
-        typer.Option(
+        optional(
             "--report",
-            metavar="FILE",
-            help="Write an HTML page: SQNR along the graph, the worst tensors with their ranges.",
-            show_default=False,
+            "FILE",
+            "Write an HTML page: SQNR along the graph, the worst tensors with their ranges.",
         ),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing report.")] = False,

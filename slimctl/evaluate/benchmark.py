@@ -89,6 +89,11 @@ class BenchResult:
         values = {name: value for name, value in vars(self).items() if name != "latencies"}
         return {f"{k}_ms" if k in _TIMES else k: v for k, v in values.items()}
 
+    def quantiles(self) -> list[float]:
+        """The percentiles 0 to 100 of the latencies, in milliseconds."""
+        found: list[float] = np.percentile(self.latencies, np.arange(101)).tolist()
+        return found
+
 
 _TIMES = frozenset({"p50", "p90", "p99", "mean", "cpu", "load"})
 

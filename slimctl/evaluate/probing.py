@@ -152,8 +152,7 @@ class _Kept:
     @property
     def size_bytes(self) -> int:
         """Of all its arrays; those that are both count once."""
-        arrays = {**self.outputs, **self.tensors}.values()
-        return sum(array.nbytes for array in arrays if isinstance(array, np.ndarray))
+        return sum(_size(array) for array in {**self.outputs, **self.tensors}.values())
 
 
 class Probing:
@@ -283,6 +282,13 @@ class Probing:
                 break
             chosen.append(cut)
         return sorted(chosen)
+
+
+def _size(value: Any) -> int:
+    """Bytes of an output; onnxruntime gives sequences as lists, optionals may be nothing."""
+    if isinstance(value, list):
+        return sum(map(_size, value))
+    return int(value.nbytes) if isinstance(value, np.ndarray) else 0
 
 
 def _is_numeric(value: Any) -> bool:

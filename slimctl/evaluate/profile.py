@@ -31,6 +31,7 @@ WARM_UP = 5
 """First runs, which fill caches and memory pools and are not counted."""
 
 _SUFFIX = "_kernel_time"
+_RUN = "model_run"
 
 
 class Event(NamedTuple):
@@ -130,10 +131,69 @@ def profile(
         ModelExecutionError: onnxruntime refuses the model or the inputs.
     """
     original = load_model(model) if isinstance(model, Path) else model
-    recording = record(model, feeds, runs=WARM_UP + runs, threads=threads, level=level)
+    recording = _recorded(model, feeds, WARM_UP + runs, threads, level)
+    return read_profile(recording, original, skip=WARM_UP)
+
+
+def _recorded(
+    model: ir.Model | Path, feeds: Feeds, runs: int, threads: int, level: Level = Level.ALL
+) -> Recording:
+    recording = record(model, feeds, runs=runs, threads=threads, level=level)
     for value in recording.model.graph.inputs:
         value.shape = ir.Shape(feeds[value.name or ""].shape)
-    return read_profile(recording, original, skip=WARM_UP)
+    return recording
+
+
+class Turns(NamedTuple):
+    """The profile of one of several models that took turns.
+
+    Attributes:
+        whole: Of all runs.
+        halves: Of those before and behind the other models' runs.
+    """
+
+    whole: Profile
+    halves: tuple[Profile, Profile]
+
+
+def profile_in_turns(
+    models: Sequence[Path], feeds: Feeds, *, threads: int = 0, runs: int = RUNS
+) -> list[Turns]:
+    """Measures every operator of several models in the order A B B A, against the machine's drift.
+
+    Args:
+        models: Files.
+        feeds: Inputs of a run of each.
+        threads: Threads of onnxruntime; 0 for all cores.
+        runs: Runs of each that count, one half in each turn.
+
+    Raises:
+        ModelExecutionError: onnxruntime refuses a model or the inputs.
+    """
+    half = max(runs // 2, 1)
+
+    def turn(model: Path) -> Recording:
+        recording = _recorded(model, feeds, WARM_UP + half, threads)
+        return recording._replace(events=_behind_runs(recording.events, WARM_UP))
+
+    first = [turn(model) for model in models]
+    second = [turn(model) for model in reversed(models)][::-1]
+    return [
+        _joined(load_model(model), *pair)
+        for model, *pair in zip(models, first, second, strict=True)
+    ]
+
+
+def _joined(original: ir.Model, first: Recording, second: Recording) -> Turns:
+    both = first._replace(events=[*first.events, *second.events])
+    halves = read_profile(first, original), read_profile(second, original)
+    return Turns(read_profile(both, original), halves)
+
+
+def _behind_runs(entries: Sequence[dict[str, Any]], count: int) -> list[dict[str, Any]]:
+    """The entries without those of the first runs."""
+    ends = [index for index, entry in enumerate(entries) if entry["name"] == _RUN]
+    return list(entries[ends[count - 1] + 1 :])
 
 
 def read_profile(recording: Recording, original: ir.Model, *, skip: int = 0) -> Profile:
@@ -186,7 +246,7 @@ def _runs(entries: Sequence[Mapping[str, Any]]) -> Iterator[_Run]:
     for entry in entries:
         if entry["name"].endswith(_SUFFIX):
             events.append(_event(entry))
-        elif entry["name"] == "model_run":
+        elif entry["name"] == _RUN:
             yield _Run(events, entry["dur"] * 1e-6)
             events = []
 

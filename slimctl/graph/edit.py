@@ -142,6 +142,9 @@ def _values_of(graph: ir.Graph) -> Iterator[ir.Value]:
         yield from node.outputs
 
 
+_LONGEST_NAME = 80
+
+
 class NameScope:
     """Hands out names that are used nowhere in the model, subgraphs included.
 
@@ -156,7 +159,11 @@ class NameScope:
         self._counts: Counter[str] = Counter()
 
     def fresh(self, base: str) -> str:
-        """A tensor name: ``base`` where it is free, else ``base_1``, ``base_2`` and so on."""
+        """A tensor name: ``base`` where it is free, else ``base_1``, ``base_2`` and so on.
+
+        Of a very long base the end is taken. Converters join the names of all that they fuse, and
+        in a small model new names would take more bytes than its weights.
+        """
         return self._reserve(base, self._values)
 
     def fresh_node(self, base: str) -> str:
@@ -164,7 +171,7 @@ class NameScope:
         return self._reserve(base, self._nodes)
 
     def _reserve(self, base: str, used: set[str | None]) -> str:
-        name = base
+        name = base = base[-_LONGEST_NAME:]
         while not name or name in used:
             # One counter for both kinds of names: gaps do not matter, quadratic searches do.
             self._counts[base] += 1

@@ -173,6 +173,28 @@ def _write_folder(
     return Artifact(output, output / MODEL_NAME, sealed, tuple(files))
 
 
+def with_page(artifact: Artifact, page: str) -> Artifact:
+    """An artifact folder with another page, which its manifest then names.
+
+    Args:
+        artifact: A folder that nobody else looks at yet.
+        page: Its report.
+
+    Raises:
+        OutputError: It cannot be written.
+    """
+    report, text = artifact.path / REPORT_NAME, manifest_path(artifact.path)
+    try:
+        report.write_text(page, encoding="utf-8")
+        others = [entry for entry in artifact.manifest.run.files if entry.name != REPORT_NAME]
+        files = sorted([*others, FileEntry.of(report)], key=lambda entry: entry.name)
+        manifest = _with_run_files(artifact.manifest, files)
+        text.write_text(manifest.to_json(), encoding="utf-8")
+    except OSError as error:
+        raise output_error(artifact.path, error) from error
+    return artifact._replace(manifest=manifest)
+
+
 def _with_run_files(manifest: Manifest, files: Sequence[FileEntry]) -> Manifest:
     return manifest.model_copy(
         update={"run": manifest.run.model_copy(update={"files": tuple(files)})}

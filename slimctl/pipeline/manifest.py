@@ -190,6 +190,7 @@ class Run(ManifestPart):
         seconds: Durations by what took them.
         notes: What the user should know about this run, in sentences.
         latency: Measured latencies, JSON types.
+        nodes: What the gate ``verify`` saw as JSON types: ``layers`` and ``faults``.
         gates: Bounds on what differs from run to run, with what was found.
         files: Files made for people, with their hashes.
     """
@@ -201,6 +202,7 @@ class Run(ManifestPart):
     seconds: dict[str, float] = Field(default_factory=dict)
     notes: tuple[str, ...] = ()
     latency: dict[str, Any] | None = None
+    nodes: dict[str, Any] | None = None
     gates: tuple[GateFacts, ...] = ()
     files: tuple[FileEntry, ...] = ()
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from slimctl.data.sources import DataSource
+from slimctl.evaluate.verification import Verification
 from slimctl.pipeline import facts
 from slimctl.pipeline.manifest import GateFacts, Manifest, Results, installed_versions, json_types
 from slimctl.recipe.gates import Evidence, GateResult
@@ -40,7 +41,8 @@ def manifest_of(
         update={
             "seconds": {name: round(value, 3) for name, value in seconds.items()},
             "notes": tuple(notes),
-            "latency": _latency(proof),
+            "latency": _latency(proof, found),
+            "nodes": None if found.verification is None else _nodes(found.verification),
             "gates": _gates(gates, repeatable=False),
         }
     )
@@ -88,11 +90,45 @@ def _gates(gates: Sequence[GateResult], *, repeatable: bool) -> tuple[GateFacts,
     )
 
 
-def _latency(proof: Evidence) -> dict[str, Any] | None:
-    if proof.latency is None:
+def _latency(proof: Evidence, found: Measurements) -> dict[str, Any] | None:
+    if proof.latency is None or found.latency is None:
         return None
-    original, result = proof.latency
-    return {"original": json_types(original), "result": json_types(result)}
+    sides = zip(("original", "result"), proof.latency, found.latency, strict=True)
+    return {
+        side: json_types(
+            {**told, "quantiles_ms": [round(ms, _MS_DIGITS) for ms in measured.quantiles()]}
+        )
+        for side, told, measured in sides
+    }
+
+
+_MS_DIGITS = 4
+"""A tenth of a microsecond, which no clock here resolves."""
+
+_LAYER_FACTS = (
+    *("node", "op_type", "tensor", "own_db", "best_db", "total_db"),
+    *("mean_steps", "rms_steps", "expected_steps", "clipped"),
+)
+
+
+def _nodes(found: Verification) -> dict[str, Any]:
+    """What the gate ``verify`` saw node by node, without values: a page draws it."""
+    return {
+        "samples": found.samples,
+        "layers": [
+            {key: _short(getattr(one, key)) for key in _LAYER_FACTS} for one in found.layers
+        ],
+        "faults": [
+            {"node": one.node, "tensor": one.tensor, "reason": one.reason} for one in found.faults
+        ],
+    }
+
+
+def _short(value: Any) -> Any:
+    return round(float(value), _LAYER_DIGITS) if isinstance(value, float) else value
+
+
+_LAYER_DIGITS = 6
 
 
 def _description(source: DataSource | None) -> dict[str, Any] | None:

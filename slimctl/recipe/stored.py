@@ -10,15 +10,24 @@ from typing import NamedTuple
 
 from slimctl.core.files import output_error
 from slimctl.pipeline.artifact import (
+    MANIFEST_NAME,
     MODEL_NAME,
+    REPORT_NAME,
     Artifact,
     check_artifact_output,
+    with_page,
     write_artifact,
 )
 from slimctl.pipeline.manifest import Manifest
 from slimctl.recipe.resolve import Job, lock
+from slimctl.report.html import stored_page
 from slimctl.store.ledger import Ledger, open_ledger
-from slimctl.store.state import Version
+from slimctl.store.state import State, Version
+from slimctl.store.summary import history_document
+
+VERSIONS_DRAWN = 100
+"""Versions on a stored page, this one last: every version keeps a page, and with all versions on
+each of them pages would grow with the square of their number."""
 
 
 class Stored(NamedTuple):
@@ -148,7 +157,21 @@ def store_result(
     ledger = open_ledger(job.store)
     text = lock(job, job.output or job.home or Path.cwd())
     made = write_artifact(files, manifest, staging / "result", staging, lock=text)
-    added = ledger.add(job.name, made.files, accepted=accepted, keep_files=accepted or keep_failed)
+
+    def finish(state: State) -> list[Path]:
+        nonlocal made
+        history = history_document(ledger.place, state)
+        history["versions"] = history["versions"][-VERSIONS_DRAWN:]
+        made = with_page(made, stored_page(made.manifest.document(), history))
+        return [file for file in made.files if file.name in (MANIFEST_NAME, REPORT_NAME)]
+
+    added = ledger.add(
+        job.name,
+        [file for file in made.files if file.name != REPORT_NAME],
+        accepted=accepted,
+        keep_files=accepted or keep_failed,
+        finish=finish,
+    )
     stored = Stored(ledger.place, *added, made.manifest)
     if accepted:
         folder = ledger.publish(job.name, force=force)

@@ -41,7 +41,10 @@ def sections(document: Document) -> list[Markup]:
     return [
         _cards(document),
         *([] if verdict is None else [verdict]),
-        section("Latency, milliseconds", join([_table(models), _distribution(models)])),
+        section(
+            "Latency, milliseconds",
+            join([_table(models), distribution([(m["model"], m["quantiles_ms"]) for m in models])]),
+        ),
         named(_operators(document)),
         *_load(document["load"]),
     ]
@@ -89,24 +92,47 @@ def _table(models: Sequence[Document]) -> Markup:
     return table(header, rows, ".nnnnnnn")
 
 
-def _distribution(models: Sequence[Document]) -> Markup:
-    """Share of runs that are at least as fast, up to the 99th percentile: the rest is one run."""
+def distribution(models: Sequence[tuple[str, Sequence[float]]]) -> Markup:
+    """Share of runs that are at least as fast, up to the 99th percentile: the rest is one run.
+
+    Args:
+        models: Names with the percentiles 0 to 100 of their latencies, in milliseconds.
+    """
     curves = [
-        Curve(
-            str(model["model"]),
-            [(ms, share) for share, ms in enumerate(model["quantiles_ms"][:-1])],
-        )
-        for model in models
+        Curve(str(name), [(ms, share) for share, ms in enumerate(quantiles[:-1])])
+        for name, quantiles in models
     ]
     return curve_chart(curves, across="milliseconds per run", up="% of runs")
 
 
 def _operators(document: Document) -> Iterator[Markup]:
-    profile = document["profile"]
-    if profile is None:
-        return
-    nodes = sorted(profile["nodes"], key=lambda node: -node["seconds"])
-    yield section("Operators", join([_advice(profile["advice"]), _nodes(nodes)]))
+    sides = [document[key] for key in ("profile", "profile_against") if document.get(key)]
+    for profile, model in zip(sides, document["models"], strict=False):
+        nodes = sorted(profile["nodes"], key=lambda node: -node["seconds"])
+        title = f"Operators of {model['model']}" if len(sides) > 1 else "Operators"
+        yield section(title, join([_advice(profile["advice"]), _nodes(nodes)]))
+    if document.get("difference"):
+        yield _difference(document["difference"])
+
+
+def _difference(difference: Document) -> Markup:
+    rows = [
+        (
+            kind["kind"],
+            *(f"{kind[key] * 1e3:.3f}" for key in ("seconds", "against")),
+            tag("b", f"{kind['change'] * 1e3:+.3f}") if kind["sure"] else "noise",
+            *(_counted(kind[key]) for key in ("operators", "operators_against")),
+        )
+        for kind in difference["kinds"]
+    ]
+    header = ("kind of operators", "ms", "other model", "change", "operators", "other model")
+    listed = long_table(header, rows, ".nnn..")
+    words = tag("p", f"{difference['words']}.", class_="dim")
+    return section("What the difference comes from", join([words, listed]))
+
+
+def _counted(operators: Document) -> str:
+    return ", ".join(f"{count} {kind}" for kind, count in operators.items()) or "-"
 
 
 def _advice(items: Sequence[Document]) -> Markup:

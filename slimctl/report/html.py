@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from slimctl.report import additions, bars, versions
+from slimctl.report import additions, bars, benchmark, layers, versions
 from slimctl.report.additions import ASKED, Asked
 from slimctl.report.page import (
     Document,
@@ -14,6 +14,7 @@ from slimctl.report.page import (
     cards,
     code,
     join,
+    named,
     number,
     page,
     passed_or_failed,
@@ -29,7 +30,10 @@ from slimctl.report.words import decibel, size
 STYLE = "\n".join((additions.STYLE, bars.STYLE, versions.STYLE))
 
 HISTORY = Asked("Versions", "slimctl report NAME --store STORE", "the versions of a ledger")
-"""What pages of artifacts lack: they are made before the version is."""
+"""What the page of an artifact outside of a ledger lacks."""
+
+LATER = HISTORY._replace(what="Later versions", shows="versions made since, and their labels")
+"""What the page of a version lacks: it is made with the version."""
 
 
 def render(document: Document) -> str:
@@ -39,6 +43,16 @@ def render(document: Document) -> str:
         document: The manifest as JSON types.
     """
     return full_page(document, None, [], [HISTORY, *ASKED.values()])
+
+
+def stored_page(document: Document, history: Document) -> str:
+    """The page inside a version of a ledger.
+
+    Args:
+        document: The manifest as JSON types.
+        history: Versions, this one last, as ``slimctl history --json`` prints them.
+    """
+    return full_page(document, history, [], [LATER, *ASKED.values()])
 
 
 def full_page(
@@ -68,10 +82,11 @@ def full_page(
         _groups(document),
         _skipped(document),
         _latency(document),
+        *(_along_the_graph(document) if ASKED["--verify"] in missing else ()),
         _data(document),
         _provenance(document),
         *chapters,
-        _missing(missing),
+        _missing([_rest(one, document) for one in missing]),
     ]
     return page(str(document["name"]), parts, style=STYLE)
 
@@ -85,6 +100,15 @@ def _missing(asked: Sequence[Asked]) -> Markup | None:
         for one in asked
     )
     return section("Not on this page", tag("ul", join(lines), class_="dim"))
+
+
+def _rest(asked: Asked, document: Document) -> Asked:
+    """What a command would bring beside what the run has measured for its gates."""
+    if asked == ASKED["--verify"] and document["run"].get("nodes"):
+        return asked._replace(shows="verdicts on nodes, values of the worst layers")
+    if asked == ASKED["--bench"] and document["run"]["latency"]:
+        return asked._replace(shows="bounds of operators, throughput")
+    return asked
 
 
 def _head(document: Document) -> Markup:
@@ -215,7 +239,22 @@ def _latency(document: Document) -> Markup | None:
         (side, *(number(times[key]) for key in ("p50_ms", "p90_ms", "p99_ms")))
         for side, times in latency.items()
     ]
-    return section("Latency", table(("model", "P50 ms", "P90 ms", "P99 ms"), rows, ".nnn"))
+    parts = [table(("model", "P50 ms", "P90 ms", "P99 ms"), rows, ".nnn")]
+    curves = [
+        (side, times["quantiles_ms"]) for side, times in latency.items() if "quantiles_ms" in times
+    ]
+    if curves:
+        parts.append(benchmark.distribution(curves))
+    return section("Latency", join(parts))
+
+
+def _along_the_graph(document: Document) -> Iterator[Markup]:
+    """What the gate ``verify`` saw layer by layer."""
+    nodes = document["run"].get("nodes")
+    if nodes and nodes["layers"]:
+        known = layers.known_layers(nodes["layers"], nodes["faults"])
+        yield layers.graph_section(known)
+        yield named([layers.table_section(known)])
 
 
 def _data(document: Document) -> Markup | None:

@@ -62,6 +62,9 @@ def versions_section(history: Document, manifest_hash: str) -> Markup:
     parts = [_plot(points, axis)] if points else []
     if not points:
         parts.append(tag("p", "No version has a metric or an SQNR to draw.", class_="dim"))
+    oldest = versions[0]["version"]
+    if oldest > 1:
+        parts.append(tag("p", f"Versions before {oldest} are not shown here.", class_="dim"))
     if own is None:
         parts.append(tag("p", "This artifact is none of these versions.", class_="dim"))
     return section(_TITLE, join([*parts, _table(versions, own)]))

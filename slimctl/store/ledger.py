@@ -7,14 +7,14 @@ version names, and ``gc`` removes them once they are old.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from slimctl.core.errors import DamagedError, OptionError, StoreError
 from slimctl.store import log
-from slimctl.store.backend import Backend, open_backend
+from slimctl.store.backend import FOLDER, Backend, open_backend
 from slimctl.store.changes import changes_in_words
 from slimctl.store.files import read_parts, store_files
 from slimctl.store.folder import is_artifact_of, publish_folder, write_folder
@@ -107,7 +107,13 @@ class Ledger:
         return b"".join(read_parts(self.backend, file, version.reference)).decode()
 
     def add(
-        self, name: str, files: Sequence[Path], *, accepted: bool, keep_files: bool = True
+        self,
+        name: str,
+        files: Sequence[Path],
+        *,
+        accepted: bool,
+        keep_files: bool = True,
+        finish: Callable[[State], Sequence[Path]] | None = None,
     ) -> Added:
         """Makes a result a version. An accepted one becomes the current version.
 
@@ -116,6 +122,8 @@ class Ledger:
             files: All files of its artifact, manifest and lock file among them.
             accepted: Its gates passed.
             keep_files: The artifact is kept; manifest and lock file always are.
+            finish: Writes what tells of the versions there are, this one last, and the manifest
+                again; gives these files. Asked again when another writer was faster.
 
         Returns:
             The new version; or the current one, when that is the same.
@@ -140,7 +148,12 @@ class Ledger:
                     files=tuple(stored.values()) if keep_files else (),
                     summary=summary_of(manifest, self._changes(state, manifest)),
                 )
-                return None if _is_current(state, entry) else entry
+                if _is_current(state, entry):
+                    return None
+                if finish is None or not keep_files:
+                    return entry
+                written = store_files(writer, finish(state.followed_by(entry)))
+                return _with_files(entry, {**stored, **{file.name: file for file in written}})
 
             state, new = self._commit(name, decide)
         version = state.versions[-1] if new else state.find("current")
@@ -319,6 +332,17 @@ def open_ledger(store: str) -> Ledger:
         StoreError: The URL cannot be used.
     """
     return Ledger(open_backend(store))
+
+
+def ledger_around(artifact: Path) -> Ledger | None:
+    """The ledger whose folder an artifact lies in; None where it lies in none."""
+    store = artifact.absolute().parent
+    return open_ledger(str(store)) if (store / FOLDER).is_dir() else None
+
+
+def _with_files(entry: VersionEntry, files: Mapping[str, StoredFile]) -> VersionEntry:
+    kept = tuple(files[name] for name in sorted(files))
+    return entry.model_copy(update={"manifest": files[MANIFEST_NAME], "files": kept})
 
 
 def with_files(version: Version) -> Version:

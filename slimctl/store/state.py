@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from slimctl.core.errors import OptionError
 from slimctl.store.log import DropEntry, Entry, PromoteEntry, RollbackEntry, VersionEntry
@@ -54,6 +54,21 @@ class State:
     def current(self) -> Version | None:
         """The version in use: accepted last, or rolled back to."""
         return next((version for version in self.versions if version.current), None)
+
+    def followed_by(self, entry: VersionEntry) -> State:
+        """The state once a version was added."""
+        older = tuple(
+            replace(version, current=version.current and not entry.accepted)
+            for version in self.versions
+        )
+        added = Version(
+            self.name,
+            len(older) + 1,
+            entry,
+            has_files=bool(entry.files),
+            current=entry.accepted,
+        )
+        return State(self.name, self.length + 1, (*older, added))
 
     def find(self, which: str) -> Version:
         """A version by number, label or reserved word.

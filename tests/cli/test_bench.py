@@ -33,7 +33,15 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("inputs")
 def test_plain_run_asks_for_nothing_more(slimctl: Callable[..., Any]) -> None:
     document = json.loads(slimctl(*BENCH, "--json").stdout)
-    for name in ("speedup", "verdict", "profile", "machine", "load"):
+    for name in (
+        "speedup",
+        "verdict",
+        "profile",
+        "profile_against",
+        "difference",
+        "machine",
+        "load",
+    ):
         assert document[name] is None
     assert document["models"][0]["warmup"] <= 1
     assert document["models"][0]["settled"] is False
@@ -65,6 +73,35 @@ def test_roofline_says_what_to_do(slimctl: Callable[..., Any]) -> None:
     text = slimctl(*BENCH, "--roofline").stdout
     assert "this machine: 10 G multiply-accumulates/s in float32, 20 in 8 bits" in text
     assert "next: " in text
+
+
+def test_profile_of_two_models_says_what_the_difference_comes_from(
+    inputs: Path, slimctl: Callable[..., Any]
+) -> None:
+    """The second model is the first one with another layer; both stand under the roof."""
+    model = classifier()
+    last = model.graph.output[0].name
+    model.graph.node.append(onnx.helper.make_node("Softmax", [last], ["shares"], "softmax"))
+    model.graph.output[0].name = "shares"
+    onnx.save(model, inputs / "other.onnx")
+    arguments = (*BENCH, "--against", "other.onnx", "--profile")
+    document = json.loads(slimctl(*arguments, "--json").stdout)
+    for side, has in (("profile", False), ("profile_against", True)):
+        kinds = {node["op_type"] for node in document[side]["nodes"]}
+        assert ("Softmax" in kinds) is has
+        assert all(node["bound"] and node["reason"] for node in document[side]["nodes"])
+        assert sum(item["share"] for item in document[side]["advice"]) == pytest.approx(1.0)
+        assert document[side]["runs"] == 20
+    (extra,) = (k for k in document["difference"]["kinds"] if k["kind"] == "Softmax")
+    assert (extra["operators"], extra["operators_against"]) == ({}, {"Softmax": 1})
+    assert extra["change"] == -extra["against"]
+    assert "ms in kernels, 'other.onnx'" in document["difference"]["words"]
+    text = slimctl(*arguments, "--report", "two.html").stdout
+    for words in ("for 'model.onnx': ", "for 'other.onnx': ", "What the difference comes from"):
+        assert words in text
+    assert "next for 'model.onnx': " in text and "next for 'other.onnx': " in text
+    page = Path("two.html").read_text("utf-8")
+    assert "Operators of other.onnx" in page and "What the difference comes from" in page
 
 
 @pytest.mark.usefixtures("inputs")

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from slimctl.core.files import sha256_of_file
 from tests.report.reader import read
 
 RECIPE = """
@@ -42,6 +43,62 @@ def documents(folder: Path, slimctl) -> list[str]:
         path.write_text(slimctl(*command, "--json", "-q").stdout)
         options += [option, path.name]
     return options
+
+
+def page_of(folder: Path) -> str:
+    return read((folder / "report.html").read_text(encoding="utf-8")).text
+
+
+def test_a_stored_page_has_the_versions_up_to_its_own(versions: Path, slimctl) -> None:
+    """Each page of a run ends with its own version; the manifest names the page that is there."""
+    current = page_of(versions / "artifacts" / "net")
+    assert "2accepted" in current and "this one, current" in current and "1accepted" in current
+    assert "Later versions" in current
+    assert slimctl("checkout", "net@1", "-o", "first").code == 0
+    first = page_of(versions / "first")
+    assert "1accepted" in first and "this one, current" in first and "2accepted" not in first
+    for folder in (versions / "first", versions / "artifacts" / "net"):
+        manifest = json.loads((folder / "manifest.json").read_text())
+        named = {entry["name"]: entry["sha256"] for entry in manifest["run"]["files"]}
+        assert named["report.html"] == sha256_of_file(folder / "report.html")
+        assert set(named) == {"recipe.lock.yaml", "report.html"}
+    assert slimctl("history", "--check").code == 0
+    assert "as before" in slimctl("run", "recipe.yaml", "-q", "--set", "seed=1").stdout
+    assert page_of(versions / "artifacts" / "net") == current
+
+
+def test_a_rejected_version_that_is_kept_has_them_too(versions: Path, slimctl) -> None:
+    failing = ["--set", "gates.sqnr.min_db=190", "--keep-failed"]
+    assert slimctl("run", "recipe.yaml", "-q", *failing).code == 1
+    text = page_of(versions / "artifacts" / "net@3")
+    assert "3rejected" in text and "this one" in text
+    assert "this one, current" not in text
+
+
+def test_gates_bring_layers_and_latencies_to_the_page(inputs: Path, slimctl) -> None:
+    (inputs / "recipe.yaml").write_text(RECIPE)
+    gates = ["gates.verify.max_faults=9", "gates.latency.min_speedup=0.001"]
+    given = [part for gate in gates for part in ("--set", gate)]
+    assert slimctl("run", "recipe.yaml", "-q", *given).code == 0
+    artifact = inputs / "artifacts" / "net"
+    assert slimctl("report", artifact).code == 0
+    for text in (page_of(artifact), read((inputs / "net.html").read_text("utf-8")).text):
+        assert "SQNR along the graph" in text and "layers against the reference" in text
+        assert "% of runs" in text
+        assert "Verification: verdicts on nodes, values of the worst layers." in text
+        assert "Benchmark: bounds of operators, throughput." in text
+    run = json.loads((artifact / "manifest.json").read_text())["run"]
+    assert len(run["latency"]["result"]["quantiles_ms"]) == 101
+    assert {"conv", "fc"} & {layer["node"] for layer in run["nodes"]["layers"]}
+
+
+def test_the_ledger_around_an_artifact_is_found(
+    versions: Path, slimctl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(versions / "artifacts" / "net")
+    assert slimctl("report", ".", "-o", "../../one.html").code == 0
+    text = read((versions / "one.html").read_text(encoding="utf-8")).text
+    assert "2accepted" in text and "this one" in text
 
 
 def test_a_page_with_everything(versions: Path, slimctl) -> None:

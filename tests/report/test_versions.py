@@ -66,6 +66,12 @@ def test_versions_in_one_place_share_a_label() -> None:
     assert "1, 2, 3" in re.findall(r"<text[^>]*>([^<]*)</text>", str(versions_section(same, "")))
 
 
+def test_older_versions_that_are_left_out_are_named() -> None:
+    newest = {**history(), "versions": history()["versions"][1:]}
+    assert "Versions before 2 are not shown here." in str(versions_section(newest, "hash 3"))
+    assert "not shown here" not in str(versions_section(history(), "hash 3"))
+
+
 def test_nothing_to_draw() -> None:
     nothing = changed(metric=[None] * 3, sqnr_db=[None, None, None])
     assert "No version has a metric or an SQNR" in str(versions_section(nothing, "hash 3"))

@@ -10,7 +10,9 @@ import pytest
 from slimctl.core.errors import DamagedError, OptionError, OutputError
 from slimctl.pipeline.artifact import read_artifact
 from slimctl.store.ledger import Ledger, open_ledger
+from slimctl.store.log import VersionEntry, read_log
 from slimctl.store.objects import PREFIX
+from slimctl.store.state import State, Version, fold
 from slimctl.store.sweep import check_ledger, sweep
 from tests.store.results import WIDTH, step
 
@@ -72,6 +74,37 @@ def test_the_same_again_adds_nothing(anywhere: Ledger, made: Made) -> None:
     assert (again.new, again.version.number, again.written_bytes) == (False, 1, 0)
     assert len(anywhere.known("net").versions) == 1
     assert anywhere.add("net", made(lock="version: 1\nseed: 1\n"), accepted=True).new
+
+
+def test_what_tells_of_the_versions_is_written_last(
+    anywhere: Ledger, made: Made, tmp_path: Path
+) -> None:
+    """A writer that is faster makes another number; what was written for the first is not kept."""
+    files, rivals = made((1,)), [made((2,))]
+    page = files[0].parent / "report.html"
+    seen: list[list[tuple[int, bool]]] = []
+
+    def finish(state: State) -> list[Path]:
+        seen.append([(version.number, version.current) for version in state.versions])
+        page.write_text(f"version {state.versions[-1].number}")
+        while rivals:
+            open_ledger(anywhere.place).add("net", rivals.pop(), accepted=True)
+        return [page, files[0].parent / "manifest.json"]
+
+    others = [file for file in files if file.name != "report.html"]
+    version = anywhere.add("net", others, accepted=True, finish=finish).version
+    assert seen == [[(1, True)], [(1, False), (2, True)]]
+    assert version.reference == "net@2"
+    assert sorted(file.name for file in version.entry.files) == sorted(file.name for file in files)
+    anywhere.checkout(version, tmp_path / "out")
+    assert (tmp_path / "out" / "report.html").read_text() == "version 2"
+    assert anywhere.known("net").versions == seen_as(anywhere, version.entry)
+
+
+def seen_as(ledger: Ledger, entry: VersionEntry) -> tuple[Version, ...]:
+    """The versions as a writer foresees them: the log before its own entry, and that entry."""
+    entries = read_log(ledger.backend, "net")
+    return fold("net", entries[:-1]).followed_by(entry).versions
 
 
 def test_the_same_as_an_earlier_version_is_a_new_one(ledger: Ledger, made: Made) -> None:
