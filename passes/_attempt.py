@@ -31,7 +31,7 @@ from slimctl.numerics.affine import Affine, QuantizedType
 from slimctl.numerics.blocks import Blocks
 from slimctl.passes._exclusions import by_pattern
 from slimctl.passes._exclusions_ranges import by_range, mixed_tensors
-from slimctl.passes._fallback import Noise, choose_float_layers, noise_of
+from slimctl.passes._fallback import Noise, choose_float_layers, noise_of, worst_db
 from slimctl.passes._layers import is_linear
 from slimctl.passes._mixed_words import widened, without_pairs
 from slimctl.passes._placement import Placement, place
@@ -74,10 +74,17 @@ class Rule(NamedTuple):
 
 @dataclass
 class Outcome:
-    """Sentences about the whole, collected on the way."""
+    """What is said about the whole, collected on the way.
+
+    Attributes:
+        notes: Sentences.
+        warnings: Sentences that the user must not miss.
+        alone: SQNR in dB of the worst output with one layer changed, by kind of change and layer.
+    """
 
     notes: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+    alone: dict[str, dict[str, float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -120,7 +127,11 @@ class Built:
             skipped=(*skipped, *(i for i in seen.skipped if i.node not in stored | others)),
             notes=(*outcome.notes, *seen.notes, *_notes(self.emitters, self.selection)),
             warnings=tuple(outcome.warnings),
-            facts=_facts(self.emitters, self.ranges) | dict(seen.facts),
+            facts={
+                **_facts(self.emitters, self.ranges),
+                **seen.facts,
+                **({"alone_db": outcome.alone} if outcome.alone else {}),
+            },
         )
 
 
@@ -314,6 +325,7 @@ class Work:
             return built
         layers = built.layers()
         alone = self._noise_alone(built)
+        outcome.alone["quantized"] = worst_db(alone)
 
         def measure(chosen: Sequence[str]) -> float:
             rest = self.build(self._without(chosen, alone)).model

@@ -7,6 +7,7 @@ noise of all layers together scales the estimate; what was chosen is then measur
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 
@@ -27,6 +28,12 @@ class Choice(NamedTuple):
 def noise_of(sqnr_db: Mapping[str, float]) -> dict[str, float]:
     """Relative noise power from SQNR: ``10 ** (-dB / 10)``."""
     return {name: 10.0 ** (-value / 10.0) for name, value in sqnr_db.items()}
+
+
+def worst_db(noise: Mapping[str, Noise]) -> dict[str, float]:
+    """SQNR in dB of the output that suffers most, by layer; of those that add noise at all."""
+    peaks = {layer: max(outputs.values(), default=0.0) for layer, outputs in noise.items()}
+    return {layer: round(-10.0 * math.log10(peak), 2) for layer, peak in peaks.items() if peak > 0}
 
 
 def choose_float_layers(

@@ -27,7 +27,7 @@ from slimctl.graph.edit import clone_model
 from slimctl.graph.save import weight_bytes
 from slimctl.graph.session import CPU
 from slimctl.passes._attempt import Built, Outcome, Work
-from slimctl.passes._fallback import Noise, noise_of
+from slimctl.passes._fallback import Noise, noise_of, worst_db
 from slimctl.passes._mixed_candidates import (
     Candidates,
     View,
@@ -490,6 +490,7 @@ class _Mixer:
                     only = build(self._work, all_of(found.kinds, kind, (layer,)))
                     known = probing.loss(only.model)
                 noise[kind][layer] = noise_of({n: level.db for n, level in known.outputs.items()})
+            self._outcome.alone[kind] = worst_db(noise[kind])
         return noise
 
     # costs

@@ -8,6 +8,7 @@ from typing import Any
 
 from slimctl.report import additions, bars, benchmark, layers, versions
 from slimctl.report.additions import ASKED, Asked
+from slimctl.report.costs import cost_section, layer_costs
 from slimctl.report.page import (
     Document,
     Markup,
@@ -81,6 +82,7 @@ def full_page(
         training_section(document),
         _groups(document),
         _skipped(document),
+        cost_section(document),
         _latency(document),
         *(_along_the_graph(document) if ASKED["--verify"] in missing else ()),
         _data(document),
@@ -104,6 +106,8 @@ def _missing(asked: Sequence[Asked]) -> Markup | None:
 
 def _rest(asked: Asked, document: Document) -> Asked:
     """What a command would bring beside what the run has measured for its gates."""
+    if asked == ASKED["--sensitivity"] and layer_costs(document):
+        return asked._replace(shows="intervals, other precisions, the metric")
     if asked == ASKED["--verify"] and document["run"].get("nodes"):
         return asked._replace(shows="verdicts on nodes, values of the worst layers")
     if asked == ASKED["--bench"] and document["run"]["latency"]:

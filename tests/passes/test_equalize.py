@@ -230,6 +230,7 @@ def test_a_badly_scaled_network_keeps_far_more(slim: Run) -> None:
         "equalize",
         "quantize-static",
         "bias-correction",
+        "quantize-embeddings",
     ]
     assert records[0].exact_error is not None
     with_it = slim.sqnr(model, output)

@@ -375,7 +375,7 @@ def test_training_brings_back_what_four_bits_cost(tmp_path: Path) -> None:
         for name in ("p.onnx", "t.onnx")
     )
     assert trained > plain + 3
-    report = result.records[-1].report
+    report = result.records[-2].report
     assert report.changed["scale"] > 3 and report.changed["weight"] == 2
     assert any("the float model: y as classes" in note for note in report.notes)
     losses = report.facts["loss"]
@@ -397,7 +397,7 @@ def test_labels_are_learned_from_where_they_fit(tmp_path: Path) -> None:
         quantized(files, mode="qat", loss="cross-entropy", epochs=1)
     one_hot = np.eye(6, dtype=np.float32)[labels]
     np.savez(files[1], **feeds, labels=one_hot)
-    report = quantized(files, mode="qat", loss="mse", epochs=1).records[-1].report
+    report = quantized(files, mode="qat", loss="mse", epochs=1).records[-2].report
     assert "learned from labels, mse" in report.notes
 
 
@@ -417,10 +417,11 @@ def test_options_of_training_are_for_training(options: dict[str, Any], mode: str
 def test_the_chain_trains_last_and_leaves_nothing_in_float() -> None:
     step = Quantize(mode="qat", weight_type="int4", epochs=3, rounding="second-order")
     names = [single.name for single in step.expand()]
-    assert names[-4:] == ["quantize-static", "round-weights", "bias-correction", "qat"]
+    last = ["quantize-static", "round-weights", "bias-correction", "qat", "quantize-embeddings"]
+    assert names[-5:] == last
     static = next(s for s in step.expand() if s.name == "quantize-static")
     assert static.min_sqnr == 0.0  # type: ignore[attr-defined]  # a QuantizeStatic
-    assert step.expand()[-1].epochs == 3  # type: ignore[attr-defined]  # a Qat
+    assert step.expand()[-2].epochs == 3  # type: ignore[attr-defined]  # a Qat
     kept = Quantize(mode="qat", min_sqnr=20.0).expand()
     assert next(s for s in kept if s.name == "quantize-static").min_sqnr == 20.0  # type: ignore[attr-defined]
 
