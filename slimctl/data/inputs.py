@@ -96,7 +96,7 @@ def check_names(found: Iterable[str], specs: Sequence[InputSpec], place: str) ->
             extra[0],
             found=f"an array '{extra[0]}' that the model has no input for",
             wanted="one array for each of " + ", ".join(f"'{name}'" for name in wanted),
-            fix="leave that array out of the data",
+            fix="leave that array out of the data, or call it 'labels' if it says what is right",
         )
 
 
