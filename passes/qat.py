@@ -44,9 +44,7 @@ class Qat(TrainingPass):
     not_after: ClassVar[frozenset[str]] = frozenset({"qoperator"})
 
     epochs: int = Field(10, ge=1, description="How often every training sample is seen.")
-    # The network has learned already: larger steps first undo that. ResNet of the learning
-    # benchmark, W4A8: 1e-3 brought back 40 % in three epochs, 2e-4 76 % in two.
-    learning_rate: float = Field(2e-4, gt=0.0, description="Its largest value.")
+    learning_rate: float = Field(1e-3, gt=0.0, description="Its largest value.")
     weight_decay: float = Field(0.0, ge=0.0, description="Of matrices and kernels.")
     loss: str = Field(
         "",

@@ -309,7 +309,7 @@ class Quantize(Pass):
         None,
         gt=0.0,
         description="qat: its largest value; a scale changes by about this share in one step.",
-        json_schema_extra=_unset("0.0002"),
+        json_schema_extra=_unset("0.001"),
     )
     train_batch_size: int | None = Field(
         None,
