@@ -16,7 +16,7 @@ from slimctl.core.cache import cache_key
 from slimctl.core.contract import Context, Effect, Pass, Skipped
 from slimctl.graph.edit import clone_model, interface
 from slimctl.graph.save import content_hash
-from slimctl.graph.select import Selection, check_patterns
+from slimctl.graph.select import Patterns, Selection
 from slimctl.training import require_torch
 from slimctl.training.settings import OptimizerName, ScheduleName, Settings
 
@@ -68,17 +68,12 @@ class TrainingPass(Pass):
     resume: bool = Field(
         False, description="Continue from the checkpoint of the same run, if it was stopped."
     )
-    include: tuple[str, ...] = Field(
+    include: Patterns = Field(
         (), description="Train only matching layers: name glob, op:TYPE or re:REGEX; repeatable."
     )
-    exclude: tuple[str, ...] = Field(
+    exclude: Patterns = Field(
         (), description="Leave matching layers as they are: as --include; repeatable."
     )
-
-    @field_validator("include", "exclude")
-    @classmethod
-    def _patterns_compile(cls, patterns: tuple[str, ...]) -> tuple[str, ...]:
-        return check_patterns(patterns)
 
     @field_validator("augment")
     @classmethod

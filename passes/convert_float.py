@@ -16,13 +16,13 @@ from collections.abc import Iterator
 from typing import ClassVar, Final, Literal
 
 import onnx_ir as ir
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from slimctl.core.contract import Context, Effect, Pass, PassReport, Skipped
 from slimctl.core.errors import UnsupportedModelError
 from slimctl.core.target import Target
 from slimctl.graph.edit import all_nodes
-from slimctl.graph.select import Selection, check_patterns
+from slimctl.graph.select import Patterns, Selection
 from slimctl.graph.shapes import infer_shapes
 from slimctl.passes._float_constants import Clamps, force_constants
 from slimctl.passes._float_network import Network, Site, read_network
@@ -63,17 +63,12 @@ class ConvertFloat(Pass):
     block_list: tuple[str, ...] = Field(
         default=(), description="Operators kept in float32 besides those that need it."
     )
-    include: tuple[str, ...] = Field(
+    include: Patterns = Field(
         default=(), description="Only nodes that match one of these patterns become narrow."
     )
-    exclude: tuple[str, ...] = Field(
+    exclude: Patterns = Field(
         default=(), description="Nodes that match one of these patterns stay float32."
     )
-
-    @field_validator("include", "exclude")
-    @classmethod
-    def _patterns(cls, patterns: tuple[str, ...]) -> tuple[str, ...]:
-        return check_patterns(patterns)
 
     def actual_effect(self) -> Effect:
         """Without ``keep_io`` inputs and outputs change their type."""

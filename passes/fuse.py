@@ -8,11 +8,11 @@ from typing import ClassVar
 
 import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedFunctionsPass, RemoveUnusedOpsetsPass
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from slimctl.core.contract import Context, Effect, Pass, PassReport
 from slimctl.graph.edit import remove_dead
-from slimctl.graph.select import Selection, check_patterns
+from slimctl.graph.select import Patterns, Selection
 from slimctl.graph.shapes import infer_shapes
 from slimctl.passes._fuse_affine import fold_affine
 from slimctl.passes._fuse_branches import inline_branches
@@ -71,21 +71,16 @@ class Fuse(Pass):
         default=tuple(Rewrite),
         description="Families of rewrites to apply. Dead code is removed in any case.",
     )
-    include: tuple[str, ...] = Field(
+    include: Patterns = Field(
         default=(),
         description="Only rewrite nodes that match one of these patterns (node or tensor name, "
         "op:Type, re:expression). A rewrite of several nodes needs all of them to match.",
     )
-    exclude: tuple[str, ...] = Field(
+    exclude: Patterns = Field(
         default=(),
         description="Leave nodes alone that match one of these patterns (node or tensor name, "
         "op:Type, re:expression).",
     )
-
-    @field_validator("include", "exclude")
-    @classmethod
-    def _compile(cls, patterns: tuple[str, ...]) -> tuple[str, ...]:
-        return check_patterns(patterns)
 
     def apply(self, model: ir.Model, context: Context) -> PassReport:
         """Rewrites until nothing more can be done."""

@@ -10,7 +10,7 @@ from pydantic import Field, JsonValue, field_validator, model_validator
 from slimctl.core.contract import Context, Effect, Pass, PassReport
 from slimctl.core.errors import OptionError
 from slimctl.core.target import Target
-from slimctl.graph.select import check_patterns
+from slimctl.graph.select import Patterns
 from slimctl.graph.shapes import infer_shapes
 from slimctl.passes._importance import Importance
 from slimctl.passes._layers import refuse_quantized
@@ -117,17 +117,12 @@ class Prune(Pass):
         description="Epochs of training on labels after pruning, as 'slimctl finetune' does; needs "
         "the extra torch.",
     )
-    include: tuple[str, ...] = Field(
+    include: Patterns = Field(
         (), description="Prune only matching layers: name glob, op:TYPE or re:REGEX; repeatable."
     )
-    exclude: tuple[str, ...] = Field(
+    exclude: Patterns = Field(
         (), description="Leave matching layers alone: as --include; repeatable."
     )
-
-    @field_validator("include", "exclude")
-    @classmethod
-    def _patterns_compile(cls, patterns: tuple[str, ...]) -> tuple[str, ...]:
-        return check_patterns(patterns)
 
     @field_validator("ratio")
     @classmethod

@@ -18,7 +18,7 @@ from pydantic import (
 from slimctl.core.contract import CalibrationMethod, Effect, Pass
 from slimctl.core.errors import OptionError
 from slimctl.core.target import ReducedRange, StoredActivationType, Target
-from slimctl.graph.select import check_patterns
+from slimctl.graph.select import Patterns
 from slimctl.graph.session import CPU
 from slimctl.passes._weights_algorithms import Algorithm
 from slimctl.passes._weights_write import StoredType
@@ -261,10 +261,10 @@ class Quantize(Pass):
         description="fp16, bf16: inputs and outputs of the model stay float32.",
         json_schema_extra=_unset("yes"),
     )
-    include: tuple[str, ...] = Field(
+    include: Patterns = Field(
         (), description="Quantize only matching nodes: name glob, op:TYPE or re:REGEX; repeatable."
     )
-    exclude: tuple[str, ...] = Field(
+    exclude: Patterns = Field(
         (), description="Leave matching nodes in float: as --include; repeatable."
     )
     fuse: bool = Field(True, description="Run the fuse pass first.")
@@ -351,11 +351,6 @@ class Quantize(Pass):
         description="With legalize: sizes of open dimensions, batch=1 or input[2]=224; repeatable.",
         json_schema_extra={"metavar": "NAME=SIZE"},
     )
-
-    @field_validator("include", "exclude")
-    @classmethod
-    def _patterns_compile(cls, patterns: tuple[str, ...]) -> tuple[str, ...]:
-        return check_patterns(patterns)
 
     @field_validator("calibration", mode="before")
     @classmethod

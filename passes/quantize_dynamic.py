@@ -12,12 +12,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import ClassVar, Final, Literal, Self
 
 import onnx_ir as ir
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from slimctl.core.contract import Context, Effect, Outlook, Pass, PassReport, Skipped
 from slimctl.core.target import Target, WeightType
 from slimctl.graph.edit import all_nodes, clone_model, remove_dead
-from slimctl.graph.select import Selection, check_patterns
+from slimctl.graph.select import Patterns, Selection
 from slimctl.graph.shapes import infer_shapes
 from slimctl.passes._dynamic_gates import gated_layers
 from slimctl.passes._dynamic_operators import WRITERS, write
@@ -76,17 +76,12 @@ class QuantizeDynamic(Pass):
         description="With data, the layers that hurt most stay in float until every output keeps "
         "this many dB; without, those behind gates do. 0 quantizes everything.",
     )
-    include: tuple[str, ...] = Field(
+    include: Patterns = Field(
         (), description="Quantize only matching layers: name glob, op:TYPE or re:REGEX; repeatable."
     )
-    exclude: tuple[str, ...] = Field(
+    exclude: Patterns = Field(
         (), description="Leave matching layers in float: as --include; repeatable."
     )
-
-    @field_validator("include", "exclude")
-    @classmethod
-    def _patterns_compile(cls, patterns: tuple[str, ...]) -> tuple[str, ...]:
-        return check_patterns(patterns)
 
     def resolve(self, target: Target) -> Self:
         """The target's types in place of what was left open."""

@@ -13,12 +13,12 @@ from typing import ClassVar, Final, NamedTuple
 
 import numpy as np
 import onnx_ir as ir
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from slimctl.core.contract import Context, Effect, Pass, PassReport, Skipped
 from slimctl.core.target import Target
 from slimctl.graph.edit import NameScope, all_nodes, const_array, remove_dead
-from slimctl.graph.select import Selection, check_patterns
+from slimctl.graph.select import Patterns, Selection
 from slimctl.numerics.affine import INT8, dequantize, quantize, symmetric_scales
 from slimctl.passes._weights_write import Editor, home_of
 
@@ -34,17 +34,12 @@ class QuantizeEmbeddings(Pass):
     summary: ClassVar[str] = "Store tables of which rows are looked up as int8"
     effect: ClassVar[Effect] = Effect.APPROXIMATE
 
-    include: tuple[str, ...] = Field(
+    include: Patterns = Field(
         (), description="Only matching nodes: name glob, op:TYPE or re:REGEX; repeatable."
     )
-    exclude: tuple[str, ...] = Field(
+    exclude: Patterns = Field(
         (), description="Leave matching nodes in float: as --include; repeatable."
     )
-
-    @field_validator("include", "exclude")
-    @classmethod
-    def _patterns_compile(cls, patterns: tuple[str, ...]) -> tuple[str, ...]:
-        return check_patterns(patterns)
 
     def minimum_opset(self, model: ir.Model, target: Target) -> int:
         """One scale per column needs opset 13, where there is a table to store."""

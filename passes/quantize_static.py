@@ -24,7 +24,7 @@ from slimctl.core.errors import OptionError, PassFailedError
 from slimctl.core.target import ReducedRange, StaticWeightType, StoredActivationType, Target
 from slimctl.graph.edit import clone_model
 from slimctl.graph.save import content_hash
-from slimctl.graph.select import Selection, check_patterns
+from slimctl.graph.select import Patterns, Selection
 from slimctl.graph.shapes import infer_shapes
 from slimctl.numerics.affine import INT8, INT16, UINT8, UINT16, QuantizedType
 from slimctl.passes._attempt import Built, Outcome, Rule, Work, known_range, place_all
@@ -112,10 +112,10 @@ class QuantizeStatic(Pass):
         description="Smaller weights where 16-bit sums saturate (processors without VNNI): in all "
         "layers where they could, or learned: where they do on calibration data.",
     )
-    include: tuple[str, ...] = Field(
+    include: Patterns = Field(
         (), description="Quantize only matching nodes: name glob, op:TYPE or re:REGEX; repeatable."
     )
-    exclude: tuple[str, ...] = Field(
+    exclude: Patterns = Field(
         (), description="Leave matching nodes in float: as --include; repeatable."
     )
     default_exclusions: bool = Field(
@@ -190,11 +190,6 @@ class QuantizeStatic(Pass):
         if self.max_size is not None and self.max_latency is not None:
             raise ValueError("give one of max_size and max_latency")
         return self
-
-    @field_validator("include", "exclude")
-    @classmethod
-    def _patterns_compile(cls, patterns: tuple[str, ...]) -> tuple[str, ...]:
-        return check_patterns(patterns)
 
     @field_validator("calibration", mode="before")
     @classmethod

@@ -13,7 +13,7 @@ from pydantic import Field, field_validator, model_validator
 from slimctl.core.contract import Context, Effect, Pass, PassReport
 from slimctl.core.target import Target
 from slimctl.graph.edit import NameScope, const_array, remove_dead
-from slimctl.graph.select import Selection, check_patterns
+from slimctl.graph.select import Patterns, Selection
 from slimctl.numerics.blocks import Blocks
 from slimctl.passes._weights_algorithms import Algorithm, Job, Settings
 from slimctl.passes._weights_gptq import Correction
@@ -93,17 +93,12 @@ class QuantizeWeights(Pass):
         description="gptq: added to the second moment of each input, as a share of it.",
     )
     act_order: bool = Field(True, description="gptq: round the weights of strong inputs first.")
-    include: tuple[str, ...] = Field(
+    include: Patterns = Field(
         (), description="Quantize only matching nodes: name glob, op:TYPE or re:REGEX; repeatable."
     )
-    exclude: tuple[str, ...] = Field(
+    exclude: Patterns = Field(
         (), description="Leave matching nodes in float: as --include; repeatable."
     )
-
-    @field_validator("include", "exclude")
-    @classmethod
-    def _patterns_compile(cls, patterns: tuple[str, ...]) -> tuple[str, ...]:
-        return check_patterns(patterns)
 
     @field_validator("block_size")
     @classmethod

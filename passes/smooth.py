@@ -21,12 +21,12 @@ from typing import ClassVar, Final
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from slimctl.core.contract import Context, Effect, Outlook, Pass, PassReport, Skipped
 from slimctl.core.target import Target
 from slimctl.graph.edit import clone_model
-from slimctl.graph.select import Selection, check_patterns
+from slimctl.graph.select import Patterns, Selection
 from slimctl.graph.shapes import infer_shapes
 from slimctl.numerics.affine import (
     INT8_NARROW,
@@ -85,17 +85,12 @@ class Smooth(Pass):
         description="How much of the strength moves into the weights.",
         json_schema_extra={"unset": "searched for each tensor"},
     )
-    include: tuple[str, ...] = Field(
+    include: Patterns = Field(
         (), description="Smooth only matching layers: name glob, op:TYPE or re:REGEX; repeatable."
     )
-    exclude: tuple[str, ...] = Field(
+    exclude: Patterns = Field(
         (), description="Leave matching layers as they are: as --include; repeatable."
     )
-
-    @field_validator("include", "exclude")
-    @classmethod
-    def _patterns_compile(cls, patterns: tuple[str, ...]) -> tuple[str, ...]:
-        return check_patterns(patterns)
 
     def minimum_opset(self, model: ir.Model, target: Target) -> int:
         """What quantization will ask for, so that what is measured here serves it too."""

@@ -15,11 +15,11 @@ from typing import ClassVar, Final, NamedTuple
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from slimctl.core.contract import Context, Effect, Pass, PassReport, Skipped
 from slimctl.graph.edit import NameScope, set_provenance
-from slimctl.graph.select import Selection, check_patterns, keep_float
+from slimctl.graph.select import Patterns, Selection, keep_float
 from slimctl.graph.shapes import infer_shapes
 from slimctl.passes._layers import QUANTIZERS
 from slimctl.passes._linear_samples import LinearLayer
@@ -47,17 +47,12 @@ class SplitOutliers(Pass):
     channels: int = Field(
         16, ge=1, description="How many of each tensor that layers read: the strongest ones."
     )
-    include: tuple[str, ...] = Field(
+    include: Patterns = Field(
         (), description="Split only matching layers: name glob, op:TYPE or re:REGEX; repeatable."
     )
-    exclude: tuple[str, ...] = Field(
+    exclude: Patterns = Field(
         (), description="Leave matching layers as they are: as --include; repeatable."
     )
-
-    @field_validator("include", "exclude")
-    @classmethod
-    def _patterns_compile(cls, patterns: tuple[str, ...]) -> tuple[str, ...]:
-        return check_patterns(patterns)
 
     def apply(self, model: ir.Model, context: Context) -> PassReport:
         """Splits every layer for which the range of the other channels shrinks by half."""

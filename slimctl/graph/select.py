@@ -6,8 +6,10 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from typing import Annotated, TypeAlias
 
 import onnx_ir as ir
+from pydantic import AfterValidator
 
 from slimctl.core.errors import OptionError
 
@@ -46,6 +48,10 @@ def check_patterns(patterns: Sequence[str]) -> tuple[str, ...]:
                     fix="escape special characters with a backslash",
                 ) from error
     return tuple(patterns)
+
+
+Patterns: TypeAlias = Annotated[tuple[str, ...], AfterValidator(check_patterns)]
+"""The type of an option that names nodes."""
 
 
 @dataclass
