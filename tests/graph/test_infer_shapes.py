@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
+
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from slimctl.graph import shapes
 from slimctl.graph.edit import all_graphs, all_nodes, dimensions, interface
 from slimctl.graph.load import load_model
 from slimctl.graph.save import content_hash, model_to_bytes
@@ -176,3 +180,63 @@ def test_a_cut_that_is_computed_from_sizes(write, run_raw):
     assert inferred["y"] == found["y"].shape == (3, 5)
     assert inferred["z"] == found["z"].shape == (3, 6)
     assert _shapes(with_sizes(model, {"N": 1}))["y"][0] == 3
+
+
+def _known(model) -> dict:
+    return {v.name: (v.type, dimensions(v.shape)) for n in all_nodes(model) for v in n.outputs}
+
+
+def _relu(model) -> ir.Value:
+    return next(n for n in model.graph if n.op_type == "Relu").outputs[0]
+
+
+def test_what_was_inferred_before_is_inferred_again(write, monkeypatch):
+    """A graph is remembered: by what decides over its shapes, and its types stay its own."""
+    first, second = (load_model(write(_convolution())) for _ in range(2))
+    infer_shapes(first)
+    expected = deepcopy(_known(first))
+    assert expected["y"][1] == ("N", 16)
+    _relu(first).dtype = ir.DataType.DOUBLE
+    _relu(first).shape = None
+    with monkeypatch.context() as patched:
+        patched.setattr(shapes, "_infer_once", None)  # it is not run
+        infer_shapes(second)
+    assert _relu(second).dtype == ir.DataType.FLOAT
+    assert _known(second) == expected
+
+
+RESHAPED = """<ir_version: 8, opset_import: ["" : 17, "custom" : 1]>
+g (float[N,4,6] x) => (float[a,b] y) <int64[2] flat = {0, -1}>
+{ r = Reshape(x, flat)  s = Softmax<axis = 1>(r)  y = Relu(s) }"""
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (("{0, -1}", "{-1, 8}"), (None, 8)),
+        (("float[N,4,6]", "float[5,4,6]"), (5, 24)),
+        (("Softmax<axis = 1>(r)", "Flatten<axis = 0>(r)"), (1, None)),
+        (("Softmax", "custom.Softmax"), None),
+    ],
+    ids=["constant", "input", "operator", "domain"],
+)
+def test_another_graph_is_not_taken_for_it(write, change, expected):
+    known = load_model(write(onnx.parser.parse_model(RESHAPED)))
+    infer_shapes(known)
+    assert _shapes(known)["s"] == ("N", 24)
+    model = load_model(write(onnx.parser.parse_model(RESHAPED.replace(*change))))
+    infer_shapes(model)
+    found = _shapes(model)["s"]
+    assert (found and tuple(d if isinstance(d, int) else None for d in found)) == expected
+
+
+def test_statements_that_fill_gaps_are_not_mixed_up(write):
+    text = RESHAPED.replace("Softmax", "custom.Softmax")
+    for size in (24, 7):
+        proto = onnx.parser.parse_model(text)
+        proto.graph.value_info.append(
+            helper.make_tensor_value_info("s", TensorProto.FLOAT, ["N", size])
+        )
+        model = load_model(write(proto))
+        infer_shapes(model)
+        assert _shapes(model)["s"] == ("N", size)
