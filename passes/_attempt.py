@@ -31,7 +31,7 @@ from slimctl.numerics.affine import Affine, QuantizedType
 from slimctl.numerics.blocks import Blocks
 from slimctl.passes._exclusions import by_pattern
 from slimctl.passes._exclusions_ranges import by_range, mixed_tensors
-from slimctl.passes._fallback import Noise, choose_float_layers, noise_of, worst_db
+from slimctl.passes._fallback import Noise, choose_float_layers, float_prices, noise_of, worst_db
 from slimctl.passes._layers import is_linear
 from slimctl.passes._mixed_words import widened, without_pairs
 from slimctl.passes._placement import Placement, place
@@ -332,7 +332,8 @@ class Work:
             return min(self._fidelity(rest, "many").values())
 
         worst, aim_db = min(corrected.values()), floor_db + _HEADROOM_DB
-        choice = choose_float_layers(noise_of(corrected), alone, aim_db, measure)
+        prices = float_prices(self.model, layers)
+        choice = choose_float_layers(noise_of(corrected), alone, prices, aim_db, measure)
         kept = worst
         if choice is not None and choice.sqnr_db >= worst + _WORTH_DB:
             kept = choice.sqnr_db
@@ -351,14 +352,19 @@ class Work:
         return built
 
     def _noise_alone(self, built: Built) -> dict[str, Noise]:
-        """Noise of each layer by itself: estimated for all at once, or else measured."""
+        """Noise of each layer by itself: estimated for all at once, or else measured.
+
+        That of probabilities is the noise of the scores behind them. There noises add up, and four
+        samples tell them; of the noise of probabilities a few undecided entries are the most.
+        """
         layers = built.layers()
         whole = clone_model(built.model)
         self._correct(whole)
         samples = spread_singles(self.model, self.context, _SAMPLES)
         main = {node.name for node in self.model.graph}  # errors are not injected into branches
         groups = {layer: (layer,) for layer in layers if layer in main}
-        losses = Injector(self.model, samples).losses(whole, groups) if groups else {}
+        injector = Injector(self.model, samples)
+        losses = injector.losses(whole, groups, scores=True) if groups else {}
         found: dict[str, Noise] = {}
         for layer in self.context.progress.track(
             iter(layers), total=len(layers), label="finding sensitive layers"
@@ -368,7 +374,7 @@ class Work:
                 found[layer] = noise_of({name: level.db for name, level in loss.outputs.items()})
             else:
                 only = self.build(self._only(layer, layers)).model
-                found[layer] = noise_of(self._fidelity(only, "many"))
+                found[layer] = noise_of(self._fidelity(only, "scores"))
         return found
 
     def _only(self, layer: str, layers: Sequence[str]) -> Selection:

@@ -23,7 +23,7 @@ from slimctl.passes._dynamic_gates import gated_layers
 from slimctl.passes._dynamic_operators import WRITERS, write
 from slimctl.passes._dynamic_weights import Rounding
 from slimctl.passes._dynamic_write import Writer
-from slimctl.passes._fallback import Choice, choose_float_layers, noise_of
+from slimctl.passes._fallback import Choice, choose_float_layers, float_prices, noise_of
 from slimctl.passes._layers import QUANTIZERS, refuse_quantized
 
 _OPSET: Final = 11  # of DynamicQuantizeLinear
@@ -205,7 +205,8 @@ class QuantizeDynamic(Pass):
         blamed = gated if gates is not None and gates.sqnr_db >= aim else layers
         alone = {name: self._alone(model, name, layers, context) for name in blamed}
         noise = {name: noise_of(found) for name, found in alone.items()}
-        choice = choose_float_layers(noise_of(together), noise, aim, measure)
+        prices = float_prices(model, noise)
+        choice = choose_float_layers(noise_of(together), noise, prices, aim, measure)
         if blamed is gated and (choice is None or choice.sqnr_db < aim):
             choice = gates
         if choice is None or choice.sqnr_db <= min(together.values()):
@@ -221,7 +222,7 @@ class QuantizeDynamic(Pass):
     ) -> dict[str, float]:
         reasons = {other: "float" for other in layers if other != name}
         built, _, _ = self._build(model, context.target, self._selection(reasons))
-        return dict(context.fidelity(built, "many"))
+        return dict(context.fidelity(built, "scores"))
 
 
 def _candidates(model: ir.Model) -> Iterator[ir.Node]:

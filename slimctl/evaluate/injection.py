@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from slimctl.core.contract import Feeds
 from slimctl.evaluate.parts import output_parts
 from slimctl.evaluate.probing import Errors, Loss
+from slimctl.evaluate.scores import score_views
 from slimctl.graph.edit import NameScope, const_array
 from slimctl.graph.restart import restarted
 from slimctl.graph.session import open_session, run, tapped
@@ -39,13 +40,14 @@ class Injector:
         self._threads = threads
 
     def losses(
-        self, variant: ir.Model, groups: Mapping[str, Collection[str]]
+        self, variant: ir.Model, groups: Mapping[str, Collection[str]], *, scores: bool = False
     ) -> dict[str, Loss | None]:
         """The error of the outputs for each group of layers, changed as they are in a variant.
 
         Args:
             variant: The model with all layers changed; they are known by their names.
             groups: Names of layers by group.
+            scores: Probabilities are seen by what they were made from, to which errors add up.
 
         Returns:
             By group; None where a layer's output is not found in the variant.
@@ -58,9 +60,11 @@ class Injector:
         changed = _Changed(self._model, variant, places.values(), self._threads)
         session, inputs = self._open(places.values(), changed.taps)
         outputs = [value.name or "" for value in self._model.graph.outputs]
-        parts = output_parts(self._model)
+        parts, views = output_parts(self._model), score_views(self._model) if scores else {}
         found = {
-            group: Errors(parts) for group, names in groups.items() if set(names) <= set(places)
+            group: Errors(parts, views)
+            for group, names in groups.items()
+            if set(names) <= set(places)
         }
         for feeds in self._samples:
             silent = dict(inputs.values())

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from slimctl.core.contract import Feeds
 from slimctl.evaluate.compare import is_float
 from slimctl.evaluate.parts import OutputParts, in_parts, output_parts
+from slimctl.evaluate.scores import View, seen_through
 from slimctl.evaluate.similarity import LIMIT_DB
 from slimctl.graph.cost import node_costs
 from slimctl.graph.cuts import Cut, Differ, Part, choose_cuts, find_cuts
@@ -81,20 +82,29 @@ class Errors:
 
     Args:
         parts: Outputs whose parts count each by itself.
+        views: Outputs that are seen by the scores behind them.
     """
 
-    def __init__(self, parts: OutputParts = MappingProxyType({})) -> None:
+    def __init__(
+        self,
+        parts: OutputParts = MappingProxyType({}),
+        views: Mapping[str, View] = MappingProxyType({}),
+    ) -> None:
         self._parts = parts
+        self._views = views
         self._sums: dict[str, list[tuple[float, float]]] = {}
         self._samples = 0
 
     def add(self, reference: Feeds, found: Feeds) -> None:
         """Adds one sample."""
         self._samples += 1
-        seen = in_parts(self._parts, found)
-        for name, expected in in_parts(self._parts, reference).items():
+        seen = self._seen(found)
+        for name, expected in self._seen(reference).items():
             if is_float(expected):
                 self._sums.setdefault(name, []).append(_energies(expected, seen[name]))
+
+    def _seen(self, outputs: Feeds) -> Feeds:
+        return seen_through(self._views, in_parts(self._parts, outputs))
 
     def loss(self) -> Loss:
         """What is known by now."""

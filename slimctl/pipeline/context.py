@@ -47,9 +47,10 @@ from slimctl.core.target import Target
 from slimctl.data.sources import DataSource
 from slimctl.evaluate.accuracy import Score
 from slimctl.evaluate.parts import OutputParts, in_parts, output_parts
+from slimctl.evaluate.scores import View, score_views, seen_through
 from slimctl.graph.save import content_hash
 from slimctl.graph.session import onnxruntime_version, open_session, run, tapped
-from slimctl.pipeline.fidelity import View, score_views, seen_through, sqnr_by_output
+from slimctl.pipeline.fidelity import sqnr_by_output
 from slimctl.training import require_torch
 
 _T = TypeVar("_T")

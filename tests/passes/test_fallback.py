@@ -12,8 +12,11 @@ import pytest
 from onnx import numpy_helper
 
 from slimctl.passes._attempt import Rule
-from slimctl.passes._fallback import choose_float_layers, noise_of
+from slimctl.passes._fallback import choose_float_layers, float_prices, noise_of
 from slimctl.passes.quantize_static import QuantizeStatic
+
+ALIKE = dict.fromkeys("abcdefghij", 1.0)
+"""Prices."""
 
 
 def test_noise_is_the_power_behind_the_decibels() -> None:
@@ -27,15 +30,43 @@ def test_the_noisiest_layers_go_first_until_the_rest_is_quiet() -> None:
         return float(-10 * np.log10(sum(n["y"] for k, n in alone.items() if k not in chosen)))
 
     # 0.001 + 0.002 is below 0.01, with 0.02 it is not.
-    choice = choose_float_layers({"y": 0.123}, alone, 20.0, measure)
+    choice = choose_float_layers({"y": 0.123}, alone, ALIKE, 20.0, measure)
     assert choice is not None
     assert choice.layers == ("b", "c")
     assert choice.sqnr_db == pytest.approx(-10 * np.log10(0.003))
 
 
+def test_of_equal_noise_the_cheaper_layer_goes() -> None:
+    alone = {"large": {"y": 0.02}, "small": {"y": 0.02}, "quiet": {"y": 0.001}}
+    prices = {"large": 3000.0, "small": 1000.0, "quiet": 1000.0}
+    choice = choose_float_layers({"y": 0.041}, alone, prices, 16.0, lambda _: 16.5)
+    assert choice is not None and choice.layers == ("small",)
+
+
+def test_a_layer_costs_its_weights_and_the_typical_weights() -> None:
+    model, _ = _spectrum()
+    prices = float_prices(model, ["Conv_s", "Conv_h", "Conv_y", "elsewhere"])
+    # 8, 144 and 12 floats; of the one in a branch nothing is known; the median is 40 bytes.
+    assert prices == {"Conv_s": 72.0, "Conv_h": 616.0, "Conv_y": 88.0, "elsewhere": 80.0}
+
+
+def test_no_more_layers_go_than_needed() -> None:
+    """Estimates go from too few layers to more than enough: what lies between is tried, too."""
+    alone = {name: {"y": 0.002} for name in "abcdefghij"}
+    counts: list[int] = []
+
+    def measure(chosen: tuple[str, ...]) -> float:
+        counts.append(len(chosen))
+        return 12.0 + len(chosen)
+
+    choice = choose_float_layers({"y": 0.02}, alone, ALIKE, 18.0, measure)
+    assert choice is not None and choice.layers == tuple("abcdef")
+    assert counts == [3, 5, 7, 6]
+
+
 def test_every_output_must_hold() -> None:
     alone = {"a": {"y": 0.1, "z": 1e-6}, "b": {"y": 1e-6, "z": 0.1}, "c": {"y": 1e-6, "z": 1e-6}}
-    choice = choose_float_layers({"y": 0.1, "z": 0.1}, alone, 20.0, lambda _: 30.0)
+    choice = choose_float_layers({"y": 0.1, "z": 0.1}, alone, ALIKE, 20.0, lambda _: 30.0)
     assert choice is not None and sorted(choice.layers) == ["a", "b"]
 
 
@@ -47,7 +78,7 @@ def test_more_layers_go_when_the_estimate_was_too_good() -> None:
         seen.append(chosen)
         return 20.0 if len(seen) == 3 else 10.0
 
-    choice = choose_float_layers({"y": 0.02}, alone, 18.0, measure)
+    choice = choose_float_layers({"y": 0.02}, alone, ALIKE, 18.0, measure)
     assert choice is not None and choice.layers == seen[2]
     assert len(seen[0]) < len(seen[1]) < len(seen[2])
 
@@ -55,18 +86,18 @@ def test_more_layers_go_when_the_estimate_was_too_good() -> None:
 def test_the_best_is_taken_when_nothing_reaches_the_aim() -> None:
     alone = {name: {"y": 0.01 / 2**index} for index, name in enumerate("abcdefghij")}
     values = iter([5.0, 9.0, 7.0, 6.0, 4.0])
-    choice = choose_float_layers({"y": 0.02}, alone, 18.0, lambda _: next(values))
+    choice = choose_float_layers({"y": 0.02}, alone, ALIKE, 18.0, lambda _: next(values))
     assert choice is not None and choice.sqnr_db == 9.0
 
 
 def test_the_quietest_layer_stays_quantized() -> None:
     alone = {"a": {"y": 0.1}, "b": {"y": 0.2}}
-    choice = choose_float_layers({"y": 0.3}, alone, 30.0, lambda _: 12.0)
+    choice = choose_float_layers({"y": 0.3}, alone, ALIKE, 30.0, lambda _: 12.0)
     assert choice is not None and choice.layers == ("b",)
 
 
 def test_a_single_layer_leaves_no_choice() -> None:
-    assert choose_float_layers({"y": 0.2}, {"a": {"y": 0.2}}, 30.0, lambda _: 99.0) is None
+    assert choose_float_layers({"y": 0.2}, {"a": {"y": 0.2}}, ALIKE, 30.0, lambda _: 99.0) is None
 
 
 # A spectrum: the logarithm makes errors of small values as visible as those of large ones.

@@ -7,8 +7,9 @@ import onnx
 import onnx_ir as ir
 import pytest
 
+from slimctl.evaluate.scores import score_views, seen_through
 from slimctl.graph.session import open_session, run
-from slimctl.pipeline.fidelity import score_views, seen_through, sqnr_by_output
+from slimctl.pipeline.fidelity import sqnr_by_output
 
 
 def _model(node: str) -> ir.Model:
