@@ -188,10 +188,14 @@ def _mask(weight: Tensor) -> Tensor | None:
 
 
 def _channels_last(tensor: Tensor) -> Tensor:
-    """The same values; kernels and images lie in memory as convolutions are fastest on them."""
+    """The same values; kernels and images lie in memory as convolutions are fastest on them.
+
+    Copied, since the order of one channel or one position says nothing, and ``contiguous`` would
+    leave strides by which torch computes the whole network channels first.
+    """
     if tensor.ndim != 4 or not tensor.is_floating_point():
         return tensor
-    return tensor.contiguous(memory_format=torch.channels_last)
+    return torch.empty_like(tensor, memory_format=torch.channels_last).copy_(tensor)
 
 
 def _is_number(tensor: Tensor) -> bool:

@@ -104,6 +104,18 @@ def test_gradients_know_zero_points_and_channels() -> None:
     np.testing.assert_allclose(by_scale.numpy(), 10 * np.array([-100, 155, -0.25, -0.25]))
 
 
+def test_zero_points_may_differ_between_channels() -> None:
+    scale = np.array([0.5, 1.0, 2.0, 4.0], np.float32)
+    model = pair(scale, np.array([0, 100, 128, 255], np.uint8), 1)
+    steps = np.array([-0.5, 155.5, 126.25, -7.75], np.float32)  # below, above, inside, inside
+    x = np.broadcast_to((steps * scale)[None, :, None], (2, 4, 5)).copy()
+    found = TorchGraph(model).run({"x": x}, ["x", "s", "q", "y"])
+    np.testing.assert_array_equal(found["q"][0, :, 0].detach().numpy(), [0, 255, 254, 247])
+    by_x, by_scale = torch.autograd.grad(found["y"].sum(), [found["x"], found["s"]])
+    np.testing.assert_array_equal(by_x[0, :, 0].numpy(), [0, 0, 1, 1])
+    np.testing.assert_allclose(by_scale.numpy(), 10 * np.array([0, 155, -0.25, -0.25]))
+
+
 def test_codes_are_read_by_dequantizers_only() -> None:
     model = pair(np.asarray(0.5, np.float32), np.zeros((), np.int8), 1)
     codes = model.graph[0].outputs[0]

@@ -312,6 +312,20 @@ def test_inputs_that_do_not_fit_name_the_node() -> None:
     assert caught.value.where == "node 'MatMul_0'"
 
 
+def test_images_of_one_channel_are_computed_channels_last() -> None:
+    """Depthwise convolutions take three times as long channels first."""
+    model = parsed(
+        "(float[N,1,6,6] x) => (float[N,4,6,6] y) "
+        "{ a = Conv(x, w) y = Conv<group=4, pads=[1,1,1,1]>(a, d) }",
+        w=normal(4, 1, 1, 1),
+        d=normal(4, 1, 3, 3),
+    )
+    x = torch.from_numpy(normal(2, 1, 6, 6))
+    found = TrainableGraph(model)({"x": x}, ["a", "y"])
+    for name in ("a", "y"):
+        assert found[name].is_contiguous(memory_format=torch.channels_last)
+
+
 def test_sizes_stay_off_the_device_and_tables_on_it() -> None:
     """On the meta device nothing can be read back, as a check that nothing is."""
     text = """(int64[N,2] i, float[N,4] x) => (float[M,4] y) {
