@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, fields
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import onnx_ir as ir
 from pydantic import Field, field_validator
@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from slimctl.training.loop import Trained
     from slimctl.training.module import TrainableGraph
     from slimctl.training.objective import Objective
+    from slimctl.training.pairs import Kind, OutputPair
+
+OutputKind = Literal["auto", "classes", "sigmoid", "values"]
+"""What outputs hold that are learned from another model; auto: what the graph tells."""
 
 Finished = Callable[["TrainableGraph", ir.Model], None]
 """Puts what a module has learned into a clone of the model that it was made from."""
@@ -238,3 +242,16 @@ def left_alone(module: TrainableGraph, selection: Selection) -> tuple[list[Skipp
     """Nodes that kept their weights, and patterns without a match."""
     notes = [f"the pattern '{pattern}' matched nothing" for pattern in selection.unused()]
     return module.skipped, notes
+
+
+def stated(kind: OutputKind) -> Kind | None:
+    """What outputs hold, if somebody said it."""
+    return None if kind == "auto" else kind
+
+
+def doubt(kind: OutputKind, pairs: Sequence[OutputPair]) -> list[str]:
+    """What nothing told: whether values are scores of classes."""
+    values = [pair.name for pair in pairs if pair.kind == "values"]
+    if kind != "auto" or not values:
+        return []
+    return [f"if {values[0]} holds scores of classes, --kind classes suits it better"]

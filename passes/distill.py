@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import onnx_ir as ir
 from pydantic import Field, field_serializer, field_validator
@@ -17,7 +17,15 @@ from slimctl.graph.load import load_model
 from slimctl.graph.save import content_hash
 from slimctl.graph.shapes import infer_shapes
 from slimctl.passes._layers import refuse_quantized
-from slimctl.passes._training import Run, TrainingPass, finished_plain, left_alone
+from slimctl.passes._training import (
+    OutputKind,
+    Run,
+    TrainingPass,
+    doubt,
+    finished_plain,
+    left_alone,
+    stated,
+)
 from slimctl.passes.prune import Prune
 from slimctl.training import require_torch
 from slimctl.training.settings import check_loss
@@ -60,7 +68,7 @@ class Distill(TrainingPass):
         4.0, gt=0.0, description="Scores of classes are divided by it, at the beginning."
     )
     final_temperature: float = Field(1.0, gt=0.0, description="The same at the end.")
-    kind: Literal["auto", "classes", "sigmoid", "values"] = Field(
+    kind: OutputKind = Field(
         "auto",
         description="What the outputs hold: scores of classes, of yes or no each, or values. auto "
         "goes by the Softmax or Sigmoid at the end of either model, then by --loss where there are "
@@ -181,7 +189,7 @@ class Distill(TrainingPass):
             notes=(
                 *outcome.notes(),
                 *_notes(pairs, labeled=labels is not None),
-                *self._doubt(pairs),
+                *doubt(self.kind, pairs.outputs),
                 *unused,
             ),
             timings=(saved, *outcome.history()),
@@ -224,7 +232,7 @@ class Distill(TrainingPass):
         outputs = pairs.match_outputs(
             model,
             taught,
-            kind=None if self.kind == "auto" else self.kind,
+            kind=stated(self.kind),
             labels=(self.output_name, self.loss) if labeled else None,
         )
         features = self._features(model, taught) if self.feature_weight else []
@@ -244,13 +252,6 @@ class Distill(TrainingPass):
             found = find_features(model, taught)
             features += [pair for pair in found if pair.student not in given]
         return features
-
-    def _doubt(self, pairs: Pairs) -> list[str]:
-        """What nothing told: whether values are scores of classes."""
-        values = [pair.name for pair in pairs.outputs if pair.kind == "values"]
-        if self.kind != _AUTO or not values:
-            return []
-        return [f"if {values[0]} holds scores of classes, --kind classes suits it better"]
 
 
 def _has_labels(context: Context) -> bool:

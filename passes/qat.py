@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, ClassVar, Final, Self
 
 import onnx_ir as ir
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from slimctl.core.augmentations import parse_augmentations
 from slimctl.core.contract import Context, PassReport, Skipped
@@ -18,7 +18,14 @@ from slimctl.passes._qat_graph import TrainingCopy
 from slimctl.passes._qat_scales import DEQUANTIZE, QUANTIZE
 from slimctl.passes._qat_write import write_learned
 from slimctl.passes._quantized_layers import observable_nodes, weight_dequantizer
-from slimctl.passes._training import Run, TrainingPass, left_alone
+from slimctl.passes._training import (
+    OutputKind,
+    Run,
+    TrainingPass,
+    doubt,
+    left_alone,
+    stated,
+)
 from slimctl.passes._weights import BIAS_LIMIT
 from slimctl.training import require_torch
 from slimctl.training.settings import check_loss
@@ -52,6 +59,11 @@ class Qat(TrainingPass):
         "it the float model is learned from, and labels are not needed.",
         json_schema_extra={"unset": "what the float model computes"},
     )
+    kind: OutputKind = Field(
+        "auto",
+        description="Without a loss: what the outputs hold, scores of classes, of yes or no each, "
+        "or values. auto goes by the Softmax or Sigmoid at the end, and takes all else for values.",
+    )
     output_name: str = Field(
         "", description="With a loss: the output that labels are for; the first when empty."
     )
@@ -65,6 +77,12 @@ class Qat(TrainingPass):
     @classmethod
     def _loss_exists(cls, name: str) -> str:
         return check_loss(name) if name else name
+
+    @model_validator(mode="after")
+    def _kind_is_used(self) -> Self:
+        if self.loss and self.kind != "auto":
+            raise ValueError("kind is for learning from the float model; a loss learns from labels")
+        return self
 
     def resolve(self, target: Target) -> Self:
         """Takes from the target what is not given."""
@@ -107,8 +125,8 @@ class Qat(TrainingPass):
             write_learned(copy, learned_arrays(trained.values()), scales.values(), into)
 
         with ExitStack() as stack:
-            objective, source = self._objective(copy, context, stack)
-            facts = {"loss": self.loss, "tensors": objective.tensors, "learned": module.learned}
+            objective, source, doubts = self._objective(copy, context, stack)
+            facts = {"source": source, "tensors": objective.tensors, "learned": module.learned}
             run = Run(self.name, self.settings(), context, facts)
             outcome = run.train(model, module, objective, finished, scales.keep)
         skipped, unused = left_alone(module, selection)
@@ -125,15 +143,15 @@ class Qat(TrainingPass):
                 "scale": len(copy.scales),
             },
             skipped=(*skipped, *(Skipped(name, reason) for name, reason in copy.kept.items())),
-            notes=(*outcome.notes(), *notes, *unused),
+            notes=(*outcome.notes(), *notes, *doubts, *unused),
             timings=outcome.history(),
             facts={**outcome.facts(), "objective": source},
         )
 
     def _objective(
         self, copy: TrainingCopy, context: Context, stack: ExitStack
-    ) -> tuple[Objective, str]:
-        """What is minimized, and that in words."""
+    ) -> tuple[Objective, str, list[str]]:
+        """What is minimized, that in words, and what is not certain about it."""
         from slimctl.training.distillation import Distillation, Weights
         from slimctl.training.losses import loss_named, scores_of
         from slimctl.training.objective import FromLabels
@@ -142,10 +160,11 @@ class Qat(TrainingPass):
 
         if self.loss:
             tensor = scores_of(copy.model, self.loss, self.output_name)
-            return FromLabels(tensor, loss_named(self.loss), self.loss), f"labels, {self.loss}"
+            objective = FromLabels(tensor, loss_named(self.loss), self.loss)
+            return objective, f"labels, {self.loss}", []
         taught = clone_model(context.reference)
         infer_shapes(taught)
-        found = match_outputs(copy.model, taught, kind=None, labels=None)
+        found = match_outputs(copy.model, taught, kind=stated(self.kind), labels=None)
         pairs = [_before_quantized(pair, copy.model) for pair in found]
         teacher = stack.enter_context(
             Teacher(
@@ -157,8 +176,8 @@ class Qat(TrainingPass):
             )
         )
         kinds = ", ".join(f"{pair.name} as {pair.kind}" for pair in pairs)
-        objective = Distillation(teacher, Pairs(pairs), Weights(1.0, 1.0, 1.0, 0.0, 0.0), None)
-        return objective, f"the float model: {kinds}"
+        taught_by = Distillation(teacher, Pairs(pairs), Weights(1.0, 1.0, 1.0, 0.0, 0.0), None)
+        return taught_by, f"the float model: {kinds}", doubt(self.kind, pairs)
 
 
 def _before_quantized(pair: OutputPair, model: ir.Model) -> OutputPair:

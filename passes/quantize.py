@@ -20,6 +20,7 @@ from slimctl.core.errors import OptionError
 from slimctl.core.target import ReducedRange, StoredActivationType, Target
 from slimctl.graph.select import Patterns
 from slimctl.graph.session import CPU
+from slimctl.passes._training import OutputKind
 from slimctl.passes._weights_algorithms import Algorithm
 from slimctl.passes._weights_write import StoredType
 from slimctl.passes.bias_correction import BiasCorrection
@@ -61,6 +62,7 @@ _TRAINING: Final = {
     "learning_rate": "learning_rate",
     "train_batch_size": "batch_size",
     "loss": "loss",
+    "kind": "kind",
     "augment": "augment",
     "device": "device",
     "resume": "resume",
@@ -323,6 +325,12 @@ class Quantize(Pass):
         description="qat: learn from labels: cross-entropy, bce, mse, ctc or module:function.",
         json_schema_extra=_unset("learn from the float model"),
     )
+    kind: OutputKind | None = Field(
+        None,
+        description="qat: what the outputs of the float model hold: scores of classes, of yes or "
+        "no each, or values.",
+        json_schema_extra=_unset("auto: by the Softmax or Sigmoid at the end, else values"),
+    )
     augment: str | None = Field(
         None,
         min_length=1,
@@ -385,7 +393,8 @@ class Quantize(Pass):
         except ValidationError as error:
             problem = error.errors(include_url=False)[0]
             place = ": ".join(str(part) for part in problem["loc"])
-            raise ValueError(f"mode {mode}: {place}: {problem['msg']}") from error
+            reason = problem["msg"].removeprefix("Value error, ")
+            raise ValueError(": ".join(filter(None, (f"mode {mode}", place, reason)))) from error
         return self
 
     def _given(self) -> dict[str, Any]:

@@ -401,10 +401,29 @@ def test_labels_are_learned_from_where_they_fit(tmp_path: Path) -> None:
     assert "learned from labels, mse" in report.notes
 
 
+def test_scores_are_classes_where_somebody_says_so(tmp_path: Path) -> None:
+    files = written(tmp_path, "images")
+    settings = {"weight_type": "int4", "mode": "qat", "epochs": 1}
+    doubt = "if y holds scores of classes, --kind classes suits it better"
+    found = {}
+    for kind in ("auto", "classes"):
+        report = quantized(files, f"{kind}.onnx", kind=kind, **settings).records[-2].report
+        assert (doubt in report.notes) == (kind == "auto")
+        found[kind] = report.facts["objective"], report.facts["loss"][0]
+    assert found["auto"][0] == "the float model: y as values"
+    assert found["classes"][0] == "the float model: y as classes"
+    assert found["auto"][1] != found["classes"][1]
+
+
+def test_what_outputs_hold_is_not_asked_where_labels_are_learned() -> None:
+    with pytest.raises(ValueError, match="mode qat: kind is for learning from the float model"):
+        Quantize(mode="qat", loss="mse", kind="classes")
+
+
 @pytest.mark.parametrize(
     "options",
-    [{"epochs": 3}, {"loss": "mse"}, {"device": "cpu"}, {"learning_rate": 0.1}, {"resume": True},
-     {"train_batch_size": 8}, {"augment": "flip"}],
+    [{"epochs": 3}, {"kind": "classes"}, {"loss": "mse"}, {"device": "cpu"}, {"learning_rate": 0.1},
+     {"resume": True}, {"train_batch_size": 8}, {"augment": "flip"}],
 )  # fmt: skip
 @pytest.mark.parametrize("mode", ["static", "dynamic", "weight-only", "fp16"])
 def test_options_of_training_are_for_training(options: dict[str, Any], mode: str) -> None:
