@@ -22,7 +22,7 @@ LEVELS = {
     "all": ort.GraphOptimizationLevel.ORT_ENABLE_ALL,
 }
 MINIMUM_DB = 15.0
-COUNTS = {"ocr-rec": 12, "ocr-det": 12, "basic-pitch": 8, "silero-vad": 96}
+COUNTS = {"ocr-rec": 8, "ocr-det": 8, "ocr-cls": 12, "basic-pitch": 8, "silero-vad": 96}
 """Calibration samples where they take long or say little; others have 32."""
 
 

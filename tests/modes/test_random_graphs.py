@@ -107,7 +107,7 @@ def check(network: Network, mode: Mode) -> None:
 @pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
 def test_every_mode_keeps_its_promises(mode: Mode) -> None:
     @settings(
-        max_examples=20,
+        max_examples=12,
         deadline=None,
         derandomize=True,
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
