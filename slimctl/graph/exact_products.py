@@ -47,6 +47,14 @@ _SLOTS: dict[str, tuple[_Slot, ...]] = {
 _RESTORED = _Slot(0, 1, 2, None)
 """Weights of a DequantizeLinear."""
 
+_PASS_ON = frozenset(
+    {
+        *("Concat", "DepthToSpace", "Expand", "Flatten", "Gather", "Identity", "MaxPool", "Pad"),
+        *("Reshape", "Slice", "SpaceToDepth", "Split", "Squeeze", "Tile", "Transpose", "Unsqueeze"),
+    }
+)
+"""Operators whose outputs have the type of their first input: codes move through them."""
+
 _LAYERS = ("Conv", "Gemm", "MatMul")
 _SIGNED = ir.DataType.INT8
 _MIDDLE = 128
@@ -104,6 +112,8 @@ def _is_unsigned(codes: ir.Value) -> bool:
     if codes.dtype is not None:
         return codes.dtype == ir.DataType.UINT8
     maker = codes.producer()
+    if maker is not None and maker.op_type in _PASS_ON and maker.inputs[0] is not None:
+        return _is_unsigned(maker.inputs[0])
     if maker is not None and maker.op_type == "QuantizeLinear" and len(maker.inputs) > 2:
         zero_point = maker.inputs[2]
         return zero_point is None or zero_point.dtype == ir.DataType.UINT8

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -48,28 +48,52 @@ def parameter_count(model: ir.Model) -> int:
     return sum(tensor.size for tensor in tensors if tensor)
 
 
-def save_model(model: ir.Model, path: Path, *, most_inline: int = PROTOBUF_LIMIT) -> list[Path]:
+def stated_values(model: ir.Model) -> frozenset[str]:
+    """Names of the tensors in between whose type a model states."""
+    return frozenset(
+        value.name
+        for graph in all_graphs(model)
+        for node in graph
+        for value in node.outputs
+        if value.name and value.type is not None
+    )
+
+
+def save_model(
+    model: ir.Model,
+    path: Path,
+    *,
+    most_inline: int = PROTOBUF_LIMIT,
+    stated: Collection[str] | None = None,
+) -> list[Path]:
     """Writes a model that needs no other file than those returned. Equal models, equal bytes.
 
     Weights go to ``<name>.onnx.data`` beside the model when they exceed
     :data:`EXTERNAL_THRESHOLD` bytes, or ``most_inline``. The folder must exist; existing files are
     overwritten, so callers write into a staging folder and publish from there.
 
+    Args:
+        model: The model.
+        path: Its file.
+        most_inline: Bytes of weights above which they lie beside it.
+        stated: Tensors in between whose types and shapes are written, by name; None: all that are
+            known. Whoever runs the model infers the others, and they can be a fifth of the file.
+
     Raises:
         OSError: A file cannot be written.
         UnsupportedModelError: The graph without its weights exceeds protobuf's limit.
     """
     if weight_bytes(model) <= min(most_inline, EXTERNAL_THRESHOLD):
-        path.write_bytes(model_to_bytes(model))
+        path.write_bytes(model_to_bytes(model, stated))
         return [path]
     data = path.with_name(path.name + ".data")
     with _external_in(model, data):
-        path.write_bytes(serialize(model))
+        path.write_bytes(serialize(model, stated))
     return [path, data]
 
 
-def model_to_bytes(model: ir.Model) -> bytes:
-    """The model as one protobuf message, weights included.
+def model_to_bytes(model: ir.Model, stated: Collection[str] | None = None) -> bytes:
+    """The model as one protobuf message, weights included. ``stated`` is that of save_model.
 
     Raises:
         UnsupportedModelError: It would exceed protobuf's limit of 2 GiB.
@@ -77,21 +101,33 @@ def model_to_bytes(model: ir.Model) -> bytes:
     if weight_bytes(model) > PROTOBUF_LIMIT:
         raise _too_large(model)
     with replaced_weights(model, in_memory):
-        return serialize(model)
+        return serialize(model, stated)
 
 
-def serialize(model: ir.Model) -> bytes:
+def serialize(model: ir.Model, stated: Collection[str] | None = None) -> bytes:
     """The model as one protobuf message; references to files stay references.
+
+    ``stated`` is that of :func:`save_model`.
 
     Raises:
         UnsupportedModelError: It would exceed protobuf's limit of 2 GiB.
     """
     proto = ir.serde.serialize_model(model)
+    if stated is not None:
+        _forget_inferred(proto.graph, frozenset(stated))
     _forget_made_up(proto.graph)
     data = to_bytes(proto)
     if data is None:
         raise _too_large(model)
     return data
+
+
+def _forget_inferred(graph: onnx.GraphProto, stated: frozenset[str]) -> None:
+    kept = [info for info in graph.value_info if info.name in stated]
+    del graph.value_info[:]
+    graph.value_info.extend(kept)
+    for branch in _branches(graph):
+        _forget_inferred(branch, stated)
 
 
 def _forget_made_up(graph: onnx.GraphProto) -> None:
@@ -100,10 +136,15 @@ def _forget_made_up(graph: onnx.GraphProto) -> None:
         for dim in info.type.tensor_type.shape.dim:
             if dim.dim_param.startswith(MADE_UP):
                 dim.Clear()
+    for branch in _branches(graph):
+        _forget_made_up(branch)
+
+
+def _branches(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
     for node in graph.node:
         for attribute in node.attribute:
             if attribute.HasField("g"):
-                _forget_made_up(attribute.g)
+                yield attribute.g
 
 
 def _too_large(model: ir.Model) -> UnsupportedModelError:

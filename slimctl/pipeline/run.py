@@ -22,6 +22,7 @@ from slimctl.graph.save import (
     content_hash,
     parameter_count,
     save_model,
+    stated_values,
     weight_bytes,
 )
 from slimctl.graph.shapes import infer_shapes
@@ -109,7 +110,8 @@ def run_steps(
     """
     chain = tuple(link.step for link in resolve_chain(steps, context.target))
     check_order(chain)
-    return _Runner(chain, context, workspace, source, Stage(model, source), measure).run()
+    stated = stated_values(model)
+    return _Runner(chain, context, workspace, source, Stage(model, source), measure, stated).run()
 
 
 @dataclass
@@ -122,6 +124,7 @@ class _Runner:
     source: Path
     original: Stage
     measure: Measure | None
+    stated: frozenset[str]
     probes: Probes = field(default_factory=Probes)
     inputs: list[ir.Model] = field(default_factory=list)  # the model before each step
 
@@ -275,7 +278,8 @@ class _Runner:
         folder = self.workspace / name
         try:
             folder.mkdir()
-            return save_model(model, folder / "model.onnx", most_inline=most_inline)[0]
+            path = folder / "model.onnx"
+            return save_model(model, path, most_inline=most_inline, stated=self.stated)[0]
         except OSError as error:
             raise output_error(self.workspace.parent, error) from error
 

@@ -15,7 +15,15 @@ from slimctl.core.errors import UnsupportedModelError
 from slimctl.graph import _protobuf, save
 from slimctl.graph.edit import add_initializer
 from slimctl.graph.load import load_model
-from slimctl.graph.save import content_hash, model_to_bytes, save_model, structure, weight_bytes
+from slimctl.graph.save import (
+    content_hash,
+    model_to_bytes,
+    save_model,
+    stated_values,
+    structure,
+    weight_bytes,
+)
+from slimctl.graph.shapes import infer_shapes
 
 
 def _proto(size: int = 40, seed: int = 0) -> onnx.ModelProto:
@@ -65,6 +73,26 @@ def test_two_files(write, run_raw, tmp_path, small_threshold):
     onnx.checker.check_model(target, full_check=True)
     _assert_runs_the_same(target, run_raw)
     assert content_hash(load_model(target)) == content_hash(model)
+
+
+def _stated(graph: onnx.GraphProto) -> list[str]:
+    branches = [item.g for node in graph.node for item in node.attribute]
+    return [info.name for info in graph.value_info] + [n for b in branches for n in _stated(b)]
+
+
+@pytest.mark.parametrize("threshold", [1, 1 << 30])
+def test_only_what_was_stated_is_written(write, run_raw, tmp_path, monkeypatch, threshold):
+    monkeypatch.setattr(save, "EXTERNAL_THRESHOLD", threshold)
+    proto = _proto()
+    proto.graph.value_info.append(helper.make_tensor_value_info("k", TensorProto.FLOAT, ["N", 40]))
+    model = load_model(write(proto))
+    stated = stated_values(model)
+    infer_shapes(model)
+    save_model(model, tmp_path / "all.onnx")
+    assert {"h", "k"} <= set(_stated(onnx.load(tmp_path / "all.onnx").graph))
+    save_model(model, tmp_path / "out.onnx", stated=stated)
+    assert _stated(onnx.load(tmp_path / "out.onnx").graph) == ["k"]
+    _assert_runs_the_same(tmp_path / "out.onnx", run_raw)
 
 
 def test_saving_leaves_the_model_as_it_was(write, tmp_path, small_threshold):

@@ -347,6 +347,26 @@ def test_long_texts_are_cut_for_the_checks_unless_the_model_wants_them_whole(
         assert bool(context.notes) == (length == probe.SHORT)
 
 
+@pytest.mark.parametrize("stated", [[], ["h"]])
+def test_shapes_are_written_where_the_source_writes_them(
+    make_pass: MakePass, run_chain: RunChain, tmp_path: Path, stated: list[str]
+) -> None:
+    proto = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 17]> g (float[N,4] x) => (float[N,4] y) '
+        "{ h = Relu(x) k = Neg(h) y = Abs(k) }"
+    )
+    for name in stated:
+        info = onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["N", 4])
+        proto.graph.value_info.append(info)
+    onnx.save(proto, tmp_path / "stated.onnx")
+
+    def rename(model: ir.Model, _: object) -> None:
+        model.graph[0].name = "renamed"
+
+    done = run_chain(make_pass(rename), model=tmp_path / "stated.onnx")
+    assert [info.name for info in onnx.load(done.path).graph.value_info] == stated
+
+
 def test_a_full_disk_is_the_users_to_mend(
     make_pass: MakePass, run_chain: RunChain, monkeypatch: pytest.MonkeyPatch
 ) -> None:
