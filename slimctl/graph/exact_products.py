@@ -14,6 +14,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from slimctl.graph.codes import code_type
 from slimctl.graph.edit import NameScope, add_initializer, all_nodes, clone_model, const_array
 
 
@@ -46,14 +47,6 @@ _SLOTS: dict[str, tuple[_Slot, ...]] = {
 }
 _RESTORED = _Slot(0, 1, 2, None)
 """Weights of a DequantizeLinear."""
-
-_PASS_ON = frozenset(
-    {
-        *("Concat", "DepthToSpace", "Expand", "Flatten", "Gather", "Identity", "MaxPool", "Pad"),
-        *("Reshape", "Slice", "SpaceToDepth", "Split", "Squeeze", "Tile", "Transpose", "Unsqueeze"),
-    }
-)
-"""Operators whose outputs have the type of their first input: codes move through them."""
 
 _LAYERS = ("Conv", "Gemm", "MatMul")
 _SIGNED = ir.DataType.INT8
@@ -104,20 +97,7 @@ def _is_met(node: ir.Node, slot: _Slot) -> bool:
     if slot.activation is None:
         return True
     value = node.inputs[slot.activation]
-    return value is not None and _is_unsigned(value)
-
-
-def _is_unsigned(codes: ir.Value) -> bool:
-    """Whether codes are uint8; what the model does not state is what made them."""
-    if codes.dtype is not None:
-        return codes.dtype == ir.DataType.UINT8
-    maker = codes.producer()
-    if maker is not None and maker.op_type in _PASS_ON and maker.inputs[0] is not None:
-        return _is_unsigned(maker.inputs[0])
-    if maker is not None and maker.op_type == "QuantizeLinear" and len(maker.inputs) > 2:
-        zero_point = maker.inputs[2]
-        return zero_point is None or zero_point.dtype == ir.DataType.UINT8
-    return maker is not None and maker.op_type in ("QuantizeLinear", "DynamicQuantizeLinear")
+    return value is not None and code_type(value) == ir.DataType.UINT8
 
 
 def _meets_unsigned(restore: ir.Node) -> bool:
@@ -133,7 +113,7 @@ def _is_layer_of_unsigned(layer: ir.Node, place: int) -> bool:
     maker = None if value is None else value.producer()
     if maker is None or maker.op_type != "DequantizeLinear" or maker.inputs[0] is None:
         return False
-    return _is_unsigned(maker.inputs[0])
+    return code_type(maker.inputs[0]) == ir.DataType.UINT8
 
 
 def _rewrite(

@@ -123,7 +123,8 @@ def serialize(model: ir.Model, stated: Collection[str] | None = None) -> bytes:
 
 
 def _forget_inferred(graph: onnx.GraphProto, stated: frozenset[str]) -> None:
-    kept = [info for info in graph.value_info if info.name in stated]
+    # What passes record about a tensor has no other place.
+    kept = [info for info in graph.value_info if info.name in stated or info.metadata_props]
     del graph.value_info[:]
     graph.value_info.extend(kept)
     for branch in _branches(graph):

@@ -18,6 +18,7 @@ from typing import TypeAlias
 
 import onnx_ir as ir
 
+from slimctl.graph.codes import code_rank, code_type
 from slimctl.runtime.registry import MICROSOFT, OWN
 
 _BYTES = (ir.DataType.UINT8, ir.DataType.INT8)
@@ -111,7 +112,8 @@ def _operand(value: ir.Value) -> _Operand | None:
     codes, scale = node.inputs[0], node.inputs[1]
     assert codes is not None and scale is not None, "the checker wants them"
     blocked = node.attributes.get_int("block_size", 0)
-    if blocked or _kind(codes) not in (*_BYTES, ir.DataType.INT32) or scale.dtype not in _SINGLE:
+    kinds = (*_BYTES, ir.DataType.INT32)
+    if blocked or code_type(codes) not in kinds or scale.dtype not in _SINGLE:
         return None
     zero_point = node.inputs[2] if len(node.inputs) > 2 else None
     return _Operand(codes, scale, zero_point, node.attributes.get_int("axis", 1))
@@ -120,22 +122,12 @@ def _operand(value: ir.Value) -> _Operand | None:
 _SINGLE = (ir.DataType.FLOAT, None)
 
 
-def _kind(codes: ir.Value) -> ir.DataType | None:
-    """Type of codes; where the model does not state it, that of their zero point."""
-    node = codes.producer()
-    if codes.dtype is not None or node is None:
-        return codes.dtype
-    if node.op_type == "QuantizeLinear" and len(node.inputs) > 2 and node.inputs[2] is not None:
-        return node.inputs[2].dtype
-    return ir.DataType.UINT8 if node.op_type == "QuantizeLinear" else None
-
-
 def _output(quantize: ir.Node) -> _Operand | None:
     """The scale and zero point of a QuantizeLinear to 8 bits per tensor."""
     codes, scale = quantize.outputs[0], quantize.inputs[1]
     zero_point = quantize.inputs[2] if len(quantize.inputs) > 2 else None
     assert scale is not None, "the checker wants it"
-    if zero_point is None or _kind(codes) not in _BYTES or not _is_scalar(scale):
+    if zero_point is None or code_type(codes) not in _BYTES or not _is_scalar(scale):
         return None
     return _Operand(codes, scale, zero_point)
 
@@ -186,7 +178,7 @@ def _of(operand: _Operand) -> list[ir.Value | None]:
 
 
 def _are_bytes(operands: list[_Operand]) -> bool:
-    return all(_kind(operand.codes) in _BYTES for operand in operands)
+    return all(code_type(operand.codes) in _BYTES for operand in operands)
 
 
 def _convolution(node: ir.Node, operands: list[_Operand], output: _Operand | None) -> _Call | None:
@@ -206,12 +198,12 @@ def _along(weights: _Operand, axis: int) -> bool:
     """Whether the weights have one scale, or one for each channel of the outputs."""
     if _is_scalar(weights.scale):
         return True
-    rank = None if weights.codes.shape is None else len(weights.codes.shape)
+    rank = code_rank(weights.codes)
     return rank is not None and weights.axis % rank == axis % rank
 
 
 def _is_bias(operands: list[_Operand]) -> bool:
-    return all(operand.codes.dtype == ir.DataType.INT32 for operand in operands)
+    return all(code_type(operand.codes) == ir.DataType.INT32 for operand in operands)
 
 
 def _matmul(node: ir.Node, operands: list[_Operand], output: _Operand | None) -> _Call | None:

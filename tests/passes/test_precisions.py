@@ -19,6 +19,7 @@ from slimctl.core.errors import OptionError, PassFailedError
 from slimctl.graph.load import load_model
 from slimctl.graph.save import weight_bytes
 from slimctl.graph.session import Level, open_session, optimized, run
+from slimctl.graph.shapes import infer_shapes
 from slimctl.passes._attempt import Work
 from slimctl.passes._mixed_frontier import frontier
 from slimctl.passes._plan import Plan
@@ -120,6 +121,7 @@ def _notes(result: RunResult) -> str:
 def _written(tmp_path: Path) -> dict[str, str]:
     """What is in front of the weight of each layer, and its type: ``DequantizeLinear int8``."""
     model = load_model(tmp_path / "made.onnx")
+    infer_shapes(model)
     return {node.name or "": _form(node) for node in model.graph if len(node.inputs) > 1}
 
 
