@@ -98,9 +98,17 @@ def frontier(model: ir.Model, nodes: Sequence[ir.Node]) -> list[str]:
     ordered = list(graph)
     first = min(map(ordered.index, nodes))
     behind = {value for node in ordered[first:] for value in values_read(node)}
-    made = (value for node in ordered[:first] for value in node.outputs)
-    front = [value for value in (*graph.inputs, *made) if value in behind]
-    return [value.name or "" for value in front if const_tensor(value) is None]
+    # Restored weights and the like are computed again: they are changed, and large.
+    varying = dict.fromkeys(graph.inputs)
+    for node in ordered[:first]:
+        read = list(values_read(node))
+        if any(value in varying for value in read) or not (read or _constant(node)):
+            varying |= dict.fromkeys(node.outputs)
+    return [value.name or "" for value in varying if value in behind]
+
+
+def _constant(node: ir.Node) -> bool:
+    return const_tensor(node.outputs[0]) is not None
 
 
 def depths(model: ir.Model, groups: Sequence[Sequence[ir.Node]]) -> list[int]:

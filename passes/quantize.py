@@ -54,6 +54,7 @@ _SINGLE: Final[dict[Mode, tuple[type[Pass], dict[str, Any]]]] = {
 _CHAIN: Final = frozenset(
     {
         *("fuse", "equalize", "smooth", "split_outliers", "rounding", "bias_correction"),
+        "bias_inputs",
         *("embeddings", "legalize", "dims"),
     }
 )
@@ -86,6 +87,7 @@ _CHAIN_OPTIONS: Final[dict[str, tuple[Mode, ...]]] = {
     "split_outliers": ("dynamic",),
     "rounding": ("static", "qat"),
     "bias_correction": ("static", "qat"),
+    "bias_inputs": ("static", "qat"),
     "embeddings": ("static", "qat", "dynamic", "weight-only"),
     **dict.fromkeys(_TRAINING, ("qat",)),
 }
@@ -301,6 +303,12 @@ class Quantize(Pass):
         description="static: run the bias-correction pass afterwards.",
         json_schema_extra=_unset("yes"),
     )
+    bias_inputs: Literal["float", "quantized"] | None = Field(
+        None,
+        description="With bias-correction: measure the mean error on inputs of the float model, or "
+        "layer after layer on those in the quantized model.",
+        json_schema_extra=_unset("float"),
+    )
     epochs: int | None = Field(
         None,
         ge=1,
@@ -380,6 +388,8 @@ class Quantize(Pass):
                 raise ValueError(f"{name} has no meaning for mode {mode}")
         if self.dims and self.legalize is False:
             raise ValueError("dims are for the legalize pass, which is turned off")
+        if self.bias_inputs and self.bias_correction is False:
+            raise ValueError("bias_inputs is for the bias-correction pass, which is turned off")
         formats = _FORMATS.get(mode, ())
         if self.format not in (None, *formats):
             raise ValueError(f"mode {mode} writes format {' or '.join(formats)}")
@@ -475,7 +485,7 @@ class Quantize(Pass):
         if self.rounding == "second-order":
             yield RoundWeights()
         if calibrated if self.bias_correction is None else self.bias_correction:
-            yield BiasCorrection()
+            yield BiasCorrection(inputs=self.bias_inputs or "float")
         yield from self._trained()
         yield from self._tables()
         if self.format == "qoperator":

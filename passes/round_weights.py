@@ -9,7 +9,7 @@ and those behind see the rounded ones before them.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar, Final, NamedTuple
 
 import numpy as np
@@ -24,6 +24,7 @@ from slimctl.numerics.second_order import round_second_order, rounding_error
 from slimctl.passes._input_moments import Reader
 from slimctl.passes._linear_samples import LinearLayer, linear_layer
 from slimctl.passes._linear_write import Bias
+from slimctl.passes._portions import in_portions
 from slimctl.passes._quantized_layers import QuantizedLayer, quantized_layers, was_quantized
 from slimctl.passes.bias_correction import BiasCorrection, correct_biases
 
@@ -96,7 +97,7 @@ class RoundWeights(Pass):
                 targets.append(found)
         left: dict[str, float] = {}
         names = NameScope(rounded)
-        for portion in _portions(targets):
+        for portion in in_portions(targets, lambda target: target.bytes, _BUDGET_BYTES):
             for target, moments in zip(portion, _observe(rounded, portion, context), strict=True):
                 share = _round(target, moments, names)
                 if isinstance(share, str):
@@ -150,20 +151,6 @@ def _target(layer: QuantizedLayer, corrected: bool) -> _Target | str:
     data = layer.node.inputs[0]
     assert data is not None, "checked when the layer was recognized"
     return _Target(layer, linear, data.name or "", corrected and Bias(linear).free)
-
-
-def _portions(targets: Sequence[_Target]) -> Iterator[list[_Target]]:
-    """Layers, in order, so many at a time that their moments fit the budget."""
-    portion: list[_Target] = []
-    used = 0
-    for target in targets:
-        if portion and used + target.bytes > _BUDGET_BYTES:
-            yield portion
-            portion, used = [], 0
-        portion.append(target)
-        used += target.bytes
-    if portion:
-        yield portion
 
 
 class _Moments:
