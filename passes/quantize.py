@@ -292,10 +292,10 @@ class Quantize(Pass):
         "that a layer reads are multiplied in float, where that halves the range of the others.",
         json_schema_extra=_unset("none"),
     )
-    rounding: Literal["nearest", "second-order"] | None = Field(
+    rounding: Literal["nearest", "second-order", "adaround"] | None = Field(
         None,
-        description="static: second-order runs the round-weights pass, which rounds weights so "
-        "that what their layers compute changes least.",
+        description="static: second-order and adaround run the round-weights pass, which rounds "
+        "weights so that what their layers compute changes least.",
         json_schema_extra=_unset("nearest"),
     )
     bias_correction: bool | None = Field(
@@ -482,8 +482,8 @@ class Quantize(Pass):
         if self.smooth or (tried and self.smooth is None):
             yield Smooth(alpha=self.smooth)
         yield single
-        if self.rounding == "second-order":
-            yield RoundWeights()
+        if self.rounding in ("second-order", "adaround"):
+            yield RoundWeights(method=self.rounding)
         if calibrated if self.bias_correction is None else self.bias_correction:
             yield BiasCorrection(inputs=self.bias_inputs or "float")
         yield from self._trained()

@@ -1,24 +1,28 @@
-"""Second-order rounding: weights are rounded so that the outputs of their layer change least.
+"""Weights are rounded so that the outputs of their layer change least.
 
 What a layer reads in the quantized model is looked at on the calibration data. Rounding one weight
-up or down is made good for by the others (:mod:`slimctl.numerics.second_order`); scales stay as
-they are, so the result runs as fast. Layers go in graph order, as many at a time as memory allows,
-and those behind see the rounded ones before them.
+up or down is made good for by the others, in closed form (:mod:`slimctl.numerics.second_order`) or
+by a search (:mod:`slimctl.numerics.adaptive_rounding`); scales stay as they are, so the result runs
+as fast. Layers go in graph order, as many at a time as memory allows, and those behind see the
+rounded ones before them.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import ClassVar, Final, NamedTuple
+from functools import partial
+from typing import ClassVar, Final, Literal, NamedTuple, Protocol
 
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
+from pydantic import Field
 
 from slimctl.core.contract import Context, Effect, Pass, PassReport, Skipped
 from slimctl.core.errors import UnsupportedModelError
 from slimctl.graph.edit import NameScope, add_initializer, clone_model, remove_dead
+from slimctl.numerics.adaptive_rounding import round_adaptive
 from slimctl.numerics.affine import along
 from slimctl.numerics.second_order import round_second_order, rounding_error
 from slimctl.passes._input_moments import Reader
@@ -36,6 +40,21 @@ _BUDGET_BYTES: Final = 1 << 27
 
 _NARROW: Final = {4: 7, 8: 127}
 """Largest magnitude of a code by its bits: weights are symmetric and leave the lowest out."""
+
+
+class _Rule(Protocol):
+    """How the weights of a layer are rounded: as :func:`round_second_order` takes them."""
+
+    def __call__(
+        self,
+        matrix: NDArray[np.float64],
+        scale: NDArray[np.float64],
+        moments: NDArray[np.float64],
+        *,
+        low: int,
+        high: int,
+        ridge: float,
+    ) -> NDArray[np.int64]: ...
 
 
 class _Target(NamedTuple):
@@ -70,6 +89,18 @@ class RoundWeights(Pass):
     after: ClassVar[frozenset[str]] = frozenset({"quantize-static"})
     not_after: ClassVar[frozenset[str]] = frozenset({"qoperator", "bias-correction"})
 
+    method: Literal["second-order", "adaround"] = Field(
+        "second-order",
+        description="GPTQ's rule, in closed form; or AdaRound's search, which takes a minute where "
+        "the other takes seconds, and leaves a little less of the error.",
+    )
+    steps: int = Field(1000, ge=1, description="adaround: of the search in each layer.")
+
+    def _rule(self) -> _Rule:
+        if self.method == "adaround":
+            return partial(round_adaptive, steps=self.steps)
+        return round_second_order
+
     def requires(self, model: ir.Model) -> None:
         """Wants a model with quantized weights.
 
@@ -99,7 +130,7 @@ class RoundWeights(Pass):
         names = NameScope(rounded)
         for portion in in_portions(targets, lambda target: target.bytes, _BUDGET_BYTES):
             for target, moments in zip(portion, _observe(rounded, portion, context), strict=True):
-                share = _round(target, moments, names)
+                share = _round(target, moments, names, self._rule())
                 if isinstance(share, str):
                     skipped.append(Skipped(target.quantized.name, share))
                 else:
@@ -218,8 +249,11 @@ def _observe(model: ir.Model, portion: Sequence[_Target], context: Context) -> l
     return found
 
 
-def _round(target: _Target, moments: _Moments, names: NameScope) -> float | str:
+def _round(target: _Target, moments: _Moments, names: NameScope, rule: _Rule) -> float | str:
     """Gives a layer new codes.
+
+    The closed form says, whatever the rule, whether correlations of one half of the rows hold on
+    the other, and how much of them.
 
     Returns:
         The share of the squared error that is left, or why the layer keeps the old codes.
@@ -233,8 +267,8 @@ def _round(target: _Target, moments: _Moments, names: NameScope) -> float | str:
     nearest = target.linear.matrix(target.quantized.restored()) / scale[:, :, None]
     plain = np.rint(nearest)
 
-    def fitted(spread: NDArray[np.float64], ridge: float) -> NDArray[np.float64]:
-        found = round_second_order(matrix, scale, spread, low=-limit, high=limit, ridge=ridge)
+    def fitted(by: _Rule, spread: NDArray[np.float64], ridge: float) -> NDArray[np.float64]:
+        found = by(matrix, scale, spread, low=-limit, high=limit, ridge=ridge)
         return found.astype(np.float64)
 
     def error(codes: NDArray[np.float64], spread: NDArray[np.float64]) -> float:
@@ -243,11 +277,11 @@ def _round(target: _Target, moments: _Moments, names: NameScope) -> float | str:
     ridge = _RIDGES[1]
     if first is not None and second is not None:
         before = error(plain, second)
-        tried = [error(fitted(first, ridge), second) for ridge in _RIDGES]
+        tried = [error(fitted(round_second_order, first, ridge), second) for ridge in _RIDGES]
         ridge = _RIDGES[int(np.argmin(tried))]
         if min(tried) >= before:
             return "it does not help on rows that it was not computed from"
-    codes = fitted(both, ridge)
+    codes = fitted(rule, both, ridge)
     _store(target, codes, names)
     return error(codes, both) / max(error(plain, both), 1e-30)
 

@@ -1,4 +1,4 @@
-"""Second-order rounding as a pass: what it changes, what it leaves, and what it gains."""
+"""Rounding for what a layer computes, as a pass: what it changes, leaves and gains."""
 
 from __future__ import annotations
 
@@ -92,13 +92,15 @@ def _sqnr(files: tuple[Path, Path, Path], output: Path, level: Level = Level.ALL
     return sqnr_db(expected, run(open_session(output, level=level), feeds)["y"])
 
 
-def test_outputs_on_other_data_gain(files: tuple[Path, Path, Path]) -> None:
+@pytest.mark.parametrize("rounding", ["second-order", "adaround"])
+def test_outputs_on_other_data_gain(files: tuple[Path, Path, Path], rounding: str) -> None:
     output, _ = _made(files)
     plain = {i.name: i for i in onnx.load(output).graph.initializer}
     # onnxruntime would compute some of the products with 8-bit activations at other levels.
     before = _sqnr(files, output, Level.DISABLED)
-    output, result = _made(files, rounding="second-order")
+    output, result = _made(files, rounding=rounding)
     step = next(r for r in result.records if r.step.name == "round-weights")
+    assert step.step.method == rounding
     assert sum(step.report.changed.values()) == 1
     (left,) = step.report.facts["error_left"].values()
     assert left < 0.7
