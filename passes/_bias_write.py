@@ -51,9 +51,9 @@ def write_bias(
         "DequantizeLinear",
         [stored, scale_value],
         attributes,
-        name=names.fresh_node(f"{label}_DequantizeLinear"),
+        name=names.fresh_node(f"{label}_dq"),
     )
-    restored.outputs[0].name = names.fresh(f"{label}_dequantized")
+    restored.outputs[0].name = names.fresh(f"{label}_dq")
     set_provenance(restored, provenance)
     graph.insert_before(node, restored)
     _set_bias(node, restored.outputs[0])

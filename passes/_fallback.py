@@ -50,6 +50,15 @@ def worst_db(noise: Mapping[str, Noise]) -> dict[str, float]:
     return {layer: round(-10.0 * math.log10(peak), 2) for layer, peak in peaks.items() if peak > 0}
 
 
+def float_reason(noise: Noise) -> str:
+    """Why a layer stays in float, by the noise that it makes alone: of probabilities, in scores."""
+    worst = -10.0 * math.log10(max(*noise.values(), 1e-30))
+    return (
+        "left in float for accuracy: quantized alone it lowers an output, or the scores behind it, "
+        f"to {worst:.1f} dB"
+    )
+
+
 def float_prices(model: ir.Model, layers: Collection[str]) -> dict[str, float]:
     """What each layer costs in float: the bytes of its weights, and conversions at its borders.
 

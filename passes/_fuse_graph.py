@@ -18,12 +18,12 @@ from numpy.typing import NDArray
 from slimctl.core.contract import Skipped
 from slimctl.graph.edit import (
     NameScope,
-    add_initializer,
     all_nodes,
     attribute_graphs,
     const_array,
     const_tensor,
     dimensions,
+    replace_constant,
     set_provenance,
 )
 from slimctl.graph.select import Selection
@@ -121,28 +121,8 @@ class Workbench:
         return None
 
     def replace_constant(self, node: ir.Node, index: int, array: Array, base: str) -> None:
-        """Gives a node other constant values at one input.
-
-        Values that nobody else reads keep their name; otherwise the node gets a constant of its
-        own.
-
-        Args:
-            node: The node.
-            index: Place among its inputs; one past the last adds an input.
-            array: In the type to store.
-            base: Name to start from for a new constant.
-        """
-        old = node.inputs[index] if index < len(node.inputs) else None
-        if old is not None and is_own_initializer(old):
-            old.const_value = ir.Tensor(array, name=old.name)
-            old.shape = ir.Shape(array.shape)
-            old.type = ir.TensorType(old.const_value.dtype)
-            return
-        graph = node.graph
-        assert graph is not None, "only nodes of a graph are rewritten"
-        if index >= len(node.inputs):
-            node.resize_inputs(index + 1)
-        node.replace_input_with(index, add_initializer(graph, self.names.fresh(base), array))
+        """:func:`slimctl.graph.edit.replace_constant` with the names of the model."""
+        replace_constant(node, index, array, self.names, base)
 
 
 def _varying(graph: ir.Graph, *, varying: bool) -> Iterator[ir.Graph]:
@@ -188,16 +168,6 @@ def is_constant(value: ir.Value | None) -> bool:
 def columns_of(tensor: ir.TensorProtocol) -> int:
     """The last size of a constant."""
     return int(tensor.shape.numpy()[-1])
-
-
-def is_own_initializer(value: ir.Value) -> bool:
-    """Whether a tensor is an initializer that one input of one node reads and nothing else."""
-    return (
-        value.is_initializer()
-        and not value.is_graph_input()
-        and not value.is_graph_output()
-        and len(value.uses()) == 1
-    )
 
 
 def used_outputs(node: ir.Node) -> int:

@@ -8,7 +8,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from slimctl.graph.edit import NameScope, add_initializer, const_array
+from slimctl.graph.edit import NameScope, const_array, replace_constant
 from slimctl.passes._linear_samples import LinearLayer
 
 
@@ -64,7 +64,7 @@ def _addition(node: ir.Node) -> ir.Node | None:
 
 
 class Writer:
-    """Stores solutions under new names."""
+    """Stores solutions under the names of what they replace, where nobody else reads that."""
 
     def __init__(self, names: NameScope) -> None:
         self._names = names
@@ -80,12 +80,8 @@ class Writer:
         self.replace(bias.add or node, bias.place, stored, f"{layer.name}_refitted_bias")
 
     def replace(self, node: ir.Node, place: int, array: NDArray[Any], label: str) -> None:
-        """Gives a node a constant of its own."""
-        assert isinstance(node.graph, ir.Graph), "a node of a model"
-        if len(node.inputs) <= place:
-            node.resize_inputs(place + 1)
-        value = add_initializer(node.graph, self._names.fresh(label), array)
-        node.replace_input_with(place, value)
+        """:func:`slimctl.graph.edit.replace_constant` with the names of the model."""
+        replace_constant(node, place, array, self._names, label)
 
 
 def _factor(node: ir.Node, name: str) -> float:

@@ -22,7 +22,7 @@ from slimctl.passes._layers import is_linear
 from slimctl.passes._qat_scales import DEQUANTIZE, QUANTIZE, activation_scales, are_powers_of_two
 from slimctl.passes._qat_weights import latent_floats, read_codes, used_codes, widened_scale
 from slimctl.passes._quantized_layers import quantized_layers, weight_dequantizer
-from slimctl.training.code_ranges import RANGE
+from slimctl.training.code_ranges import CODES, RANGE, RESTORED
 
 
 @dataclass(frozen=True)
@@ -142,6 +142,9 @@ class TrainingCopy:
             for value, (elements, highest) in self._learned.items():
                 self._learn((value,), elements, highest)
         remove_dead(self.model)
+        for node in list(self._graph):
+            if node.op_type == QUANTIZE:
+                _join(node)
 
     def _free_bias(self, node: ir.Node) -> None:
         bias = node.inputs[2] if len(node.inputs) > 2 else None
@@ -269,6 +272,30 @@ class TrainingCopy:
         for scale in self.scales:
             found |= dict.fromkeys(scale.members, learned[scale.name])
         return found
+
+
+def _join(quantizer: ir.Node) -> None:
+    """Lets the Q of an activation restore it as well, in place of its only DQ."""
+    data, scale, *zero_point = quantizer.inputs
+    zero = const_array(zero_point[0]) if zero_point else None
+    uses = list(quantizer.outputs[0].uses())
+    if const_array(data) is not None or zero is None or zero.size != 1 or len(uses) != 1:
+        return
+    restorer = uses[0].node
+    same = restorer.inputs[1] is scale and restorer.inputs[2:] == quantizer.inputs[2:]
+    if restorer.op_type != DEQUANTIZE or not same:
+        return
+    low, high = (
+        limit - int(zero.reshape(())) for limit in CODES[ir.DataType.from_numpy(zero.dtype)]
+    )
+    quantizer.attributes.add(ir.AttrInt64s(RESTORED, (low, high)))
+    codes, restored = quantizer.outputs[0], restorer.outputs[0]
+    restored.replace_all_uses_with(codes, replace_graph_outputs=True)
+    codes.type, codes.shape = restored.type, restored.shape
+    name, restored.name = restored.name, None
+    assert quantizer.graph is not None, "it stands in the copy"
+    quantizer.graph.remove(restorer, safe=True)
+    codes.name = name
 
 
 def _array(scale: ir.Value) -> NDArray[Any]:

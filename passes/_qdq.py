@@ -27,6 +27,14 @@ from slimctl.passes._weights import (
 
 PASS: Final = "quantize-static"
 
+_SUFFIXES: Final = {"QuantizeLinear": "_q", "DequantizeLinear": "_dq"}
+"""Of what a Q and a DQ are called, and their outputs: short, as each name stands in the file thrice
+and more, and in a small model names take a tenth of the bytes."""
+
+_ZERO_POINT: Final = "zero_point"
+"""Name of all zero points: few values occur, and with one name equal ones are stored once. They may
+be shared, as no pass changes them; scales are not, as training changes each by itself."""
+
 
 @dataclass
 class Emitter:
@@ -263,7 +271,7 @@ class Emitter:
     def _parameters(self, value: ir.Value, affine: Affine) -> tuple[ir.Value, ir.Value]:
         return (
             self._constant(f"{value.name}_scale", affine.scale),
-            self._constant(f"{value.name}_zero_point", affine.zero_point),
+            self._constant(_ZERO_POINT, affine.zero_point),
         )
 
     # weights
@@ -306,7 +314,7 @@ class Emitter:
         source = layer.weight_value
         stored = self._stored_weight(layer.node, source, weight)
         scale = self._constant(f"{source.name}_scale", weight.scale)
-        zero = self._constant(f"{source.name}_zero_point", weight.zero_point)
+        zero = self._constant(_ZERO_POINT, weight.zero_point)
         return self._dequantize(layer.node, source, [stored, scale, zero], weight.axis)
 
     def _stored_weight(
@@ -365,16 +373,10 @@ class Emitter:
         return self._constants[key]
 
     def _node(self, op_type: str, inputs: list[ir.Value], source: ir.Value) -> ir.Node:
-        suffix = "quantized" if op_type == "QuantizeLinear" else "dequantized"
-        node = ir.Node(
-            "",
-            op_type,
-            inputs,
-            num_outputs=1,
-            name=self.names.fresh_node(f"{source.name}_{op_type}"),
-        )
+        name = self.names.fresh(f"{source.name}{_SUFFIXES[op_type]}")
+        node = ir.Node("", op_type, inputs, num_outputs=1, name=self.names.fresh_node(name))
         node.outputs[0].type, node.outputs[0].shape = source.type, source.shape
-        node.outputs[0].name = self.names.fresh(f"{source.name}_{suffix}")
+        node.outputs[0].name = name
         set_provenance(node, PASS)
         return node
 

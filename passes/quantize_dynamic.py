@@ -23,7 +23,13 @@ from slimctl.passes._dynamic_gates import gated_layers
 from slimctl.passes._dynamic_operators import WRITERS, write
 from slimctl.passes._dynamic_weights import Rounding
 from slimctl.passes._dynamic_write import Writer
-from slimctl.passes._fallback import Choice, choose_float_layers, float_prices, noise_of
+from slimctl.passes._fallback import (
+    Choice,
+    choose_float_layers,
+    float_prices,
+    float_reason,
+    noise_of,
+)
 from slimctl.passes._layers import QUANTIZERS, refuse_quantized
 
 _OPSET: Final = 11  # of DynamicQuantizeLinear
@@ -211,11 +217,7 @@ class QuantizeDynamic(Pass):
             choice = gates
         if choice is None or choice.sqnr_db <= min(together.values()):
             return {}
-        return {
-            name: "left in float for accuracy: quantized alone it lowers an output to "
-            f"{min(alone[name].values()):.1f} dB"
-            for name in choice.layers
-        }
+        return {name: float_reason(noise[name]) for name in choice.layers}
 
     def _alone(
         self, model: ir.Model, name: str, layers: Sequence[str], context: Context

@@ -20,6 +20,8 @@ def code_type(codes: ir.Value) -> ir.DataType | None:
     node = codes.producer()
     if codes.dtype is not None or node is None:
         return codes.dtype
+    if node.op_type == "MaxPool" and codes.index():
+        return ir.DataType.INT64  # places, not codes
     if node.op_type in _PASS_ON and node.inputs[0] is not None:
         return code_type(node.inputs[0])
     if node.op_type == "Cast":

@@ -196,6 +196,42 @@ def add_initializer(graph: ir.Graph, name: str, array: NDArray[Any]) -> ir.Value
     return value
 
 
+def _is_own_initializer(value: ir.Value) -> bool:
+    """Whether a tensor is an initializer that one input of one node reads and nothing else."""
+    return (
+        value.is_initializer()
+        and not value.is_graph_input()
+        and not value.is_graph_output()
+        and len(value.uses()) == 1
+    )
+
+
+def replace_constant(
+    node: ir.Node, index: int, array: NDArray[Any], names: NameScope, base: str
+) -> None:
+    """Gives a node other constant values at one input.
+
+    Values that nobody else reads keep their name; otherwise the node gets a constant of its own.
+
+    Args:
+        node: A node of a graph.
+        index: Place among its inputs; one past the last adds an input.
+        array: In the type to store.
+        names: Scope of the model.
+        base: Name to start from for a new constant.
+    """
+    old = node.inputs[index] if index < len(node.inputs) else None
+    if old is not None and _is_own_initializer(old):
+        old.const_value = ir.Tensor(array, name=old.name)
+        old.shape = ir.Shape(array.shape)
+        old.type = ir.TensorType(old.const_value.dtype)
+        return
+    assert isinstance(node.graph, ir.Graph), "only nodes of a graph are rewritten"
+    if index >= len(node.inputs):
+        node.resize_inputs(index + 1)
+    node.replace_input_with(index, add_initializer(node.graph, names.fresh(base), array))
+
+
 def set_provenance(node: ir.Node, pass_name: str) -> None:
     """Marks a node as made by a pass."""
     node.metadata_props[PROVENANCE_KEY] = pass_name

@@ -16,7 +16,7 @@ import onnx_ir as ir
 import torch
 from torch import Tensor
 
-from slimctl.training.code_ranges import CODES, RANGE
+from slimctl.training.code_ranges import CODES, RANGE, RESTORED
 from slimctl.training.operator import Call, Operator
 
 
@@ -48,7 +48,38 @@ class _Codes(torch.autograd.Function):
         return by_x, -(by_x * steps).sum_to_size(scale.shape), None, None
 
 
+class _Restored(torch.autograd.Function):
+    """``saturate(rint(x / s)) s``: both nodes at once, with the gradients that they have apart."""
+
+    @staticmethod
+    def forward(  # type: ignore[override]  # torch leaves the arguments open
+        ctx: Any, x: Tensor, scale: Tensor, limits: tuple[int, int]
+    ) -> Tensor:
+        """Floats; one scale for all, limits without the zero point."""
+        steps = x / scale
+        restored = torch.round(steps).clamp_(*limits).mul_(scale)
+        ctx.save_for_backward(steps, restored, scale)
+        ctx.limits = limits
+        return restored
+
+    @staticmethod
+    def backward(  # type: ignore[override]
+        ctx: Any, gradient: Tensor
+    ) -> tuple[Tensor, Tensor | None, None]:
+        """By ``x``, 0 where it saturates, at the borders, too, and by the scale."""
+        steps, restored, scale = ctx.saved_tensors
+        by_x = torch.ops.aten.hardtanh_backward(gradient, steps, *ctx.limits)
+        if not ctx.needs_input_grad[1]:
+            return by_x, None, None
+        # Inside, codes and steps all but cancel out: better before they are added up.
+        by_scale = (gradient * restored).div_(scale).addcmul_(by_x, steps, value=-1.0)
+        return by_x, by_scale.sum().reshape(scale.shape), None
+
+
 def _quantize(call: Call, x: Tensor, scale: Tensor, zero_point: Tensor | None = None) -> Tensor:
+    if (limits := call.attribute(RESTORED)) is not None:
+        restored: Tensor = _Restored.apply(x, _along(call, scale, x), tuple(limits))
+        return restored
     zero = torch.zeros((), dtype=x.dtype, device=x.device) if zero_point is None else zero_point
     codes: Tensor = _Codes.apply(
         x, _along(call, scale, x), _along(call, zero.to(x), x), _range(call)
@@ -93,6 +124,8 @@ def _refuses_to_quantize(call: Call) -> str:
     if _kind(call) not in CODES:
         return f"it makes codes of {_kind(call)}"
     codes = call.node.outputs[0]
+    if call.attribute(RESTORED) is not None:
+        return ""  # it gives no codes
     if codes.is_graph_output():
         return "its codes are an output of the graph"
     others = [use.node for use in codes.uses() if use.node.op_type != "DequantizeLinear"]

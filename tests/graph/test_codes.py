@@ -14,6 +14,7 @@ BODIES = {
     "q = QuantizeLinear<output_dtype = 5>(x, s)": "int16",
     "p = QuantizeLinear(x, s, i) q = Transpose(p)": "int8",
     "p = QuantizeLinear(x, s, i) m = MaxPool<kernel_shape = [1]>(p) q = Identity(m)": "int8",
+    "p = QuantizeLinear(x, s, i) m, q = MaxPool<kernel_shape = [1]>(p)": "int64",
     "q, a, z = DynamicQuantizeLinear(x)": "uint8",
     "a, q, z = DynamicQuantizeLinear(x)": "float",
     "q = Cast<to = 3>(w)": "int8",

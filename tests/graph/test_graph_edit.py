@@ -20,6 +20,7 @@ from slimctl.graph.edit import (
     const_array,
     interface,
     remove_dead,
+    replace_constant,
     set_provenance,
 )
 from slimctl.graph.load import load_model
@@ -135,6 +136,23 @@ def test_fresh_node_names(model):
     taken = {node.name for node in model.graph.all_nodes()}
     made = [scope.fresh_node("Relu") for _ in range(3)]
     assert len(taken | set(made)) == len(taken) + 3
+
+
+def test_replaced_constant_keeps_its_name_unless_others_read_it(model):
+    names, outer = NameScope(model), model.graph[0]
+    product, total = (next(attribute_graphs(model.graph[-1]))[place] for place in (1, 2))
+    replace_constant(total, 1, np.float32([5, 6]), names, "new")
+    replace_constant(product, 1, np.ones((2, 3), np.float32), names, "new")
+    assert (total.inputs[1].name, product.inputs[1].name) == ("k", "new")
+    np.testing.assert_array_equal(const_array(total.inputs[1]), [5, 6])
+    assert const_array(product.inputs[1]).shape == tuple(product.inputs[1].shape) == (2, 3)
+    np.testing.assert_array_equal(const_array(outer.inputs[1]), [[1, 2], [3, 4]])
+
+
+def test_replaced_constant_past_the_last_input_is_added(model):
+    node = model.graph[0]
+    replace_constant(node, 2, np.float32(1), NameScope(model), "bias")
+    assert [value.name for value in node.inputs] == ["x", "W", "bias"]
 
 
 def test_provenance(model):

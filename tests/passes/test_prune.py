@@ -307,6 +307,12 @@ def test_refitting_recovers_most_of_the_error(
     assert set(report.facts["explained"]) == {"Conv_2", "Conv_4", "Gemm_9"}
 
 
+def test_refitted_weights_keep_their_names(chain: ir.Model, prune: Callable[..., Any]) -> None:
+    refitted, report = prune(chain, _feeds(), sparsity=0.4, scope="local")
+    assert report.facts["explained"]
+    assert set(refitted.graph.initializers) <= set(chain.graph.initializers)
+
+
 def test_redundant_channels_cost_nothing_after_refitting(
     prune: Callable[..., Any], outputs_of: Callable[..., list[np.ndarray]]
 ) -> None:

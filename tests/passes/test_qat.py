@@ -210,6 +210,25 @@ def assert_same_codes(model: ir.Model, other: ir.Model) -> None:
             assert array.dtype == np.int32 or np.mean(difference > 0) < 0.01
 
 
+def test_pairs_of_activations_are_one_node_where_the_q_has_one_reader(tmp_path: Path) -> None:
+    files = written(tmp_path, "images")
+    quantized(files)
+    model, copy, *_ = copied(files)
+    of_activations = {node.name for node in model.graph if _is_restored(node)}
+    assert of_activations
+    assert not of_activations & {node.name for node in copy.model.graph}
+    # Two readers share one Q: what the second gets must not be lost with the first.
+    first = next(node for node in model.graph if node.op_type == "QuantizeLinear")
+    restorer = next(iter(first.outputs[0].uses())).node
+    second = ir.Node("", "DequantizeLinear", restorer.inputs, name="second")
+    second.outputs[0].name, second.outputs[0].type = "again", restorer.outputs[0].type
+    model.graph.insert_after(restorer, second)
+    next(iter(restorer.outputs[0].uses())).node.replace_input_with(0, second.outputs[0])
+    model.graph.outputs.append(restorer.outputs[0])
+    other = TrainingCopy(model, load_model(files[0]), load_target("cpu"), Selection(), paired=False)
+    assert {"second", restorer.name} <= {node.name for node in other.model.graph}
+
+
 def test_equal_scales_where_values_are_moved_stay_equal(tmp_path: Path) -> None:
     files = written(tmp_path, "images")
     quantized(files)

@@ -164,6 +164,7 @@ def test_random_numbers_of_the_process_are_left_alone() -> None:
     Run(epochs=1).go()
     assert torch.equal(torch.rand(1), expected)
     assert not torch.are_deterministic_algorithms_enabled()
+    assert torch.utils.deterministic.fill_uninitialized_memory  # as torch has it at first
 
 
 # the best of all epochs

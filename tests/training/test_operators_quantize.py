@@ -17,7 +17,7 @@ from slimctl.core.errors import UnsupportedModelError
 from slimctl.graph.edit import add_initializer
 from slimctl.graph.session import Level, open_session, run
 from slimctl.numerics.affine import QuantizedType, dequantize, quantize
-from slimctl.training.code_ranges import CODES, RANGE
+from slimctl.training.code_ranges import CODES, RANGE, RESTORED
 from slimctl.training.graph import TorchGraph
 
 TYPES = [np.uint8, np.int8, np.uint16, np.int16, ml_dtypes.int4, ml_dtypes.uint4]
@@ -114,6 +114,28 @@ def test_zero_points_may_differ_between_channels() -> None:
     by_x, by_scale = torch.autograd.grad(found["y"].sum(), [found["x"], found["s"]])
     np.testing.assert_array_equal(by_x[0, :, 0].numpy(), [0, 0, 1, 1])
     np.testing.assert_allclose(by_scale.numpy(), 10 * np.array([0, 155, -0.25, -0.25]))
+
+
+@pytest.mark.parametrize("zero", [0, 100, 255])
+def test_both_nodes_in_one_compute_and_learn_the_same(zero: int) -> None:
+    scale = np.asarray(0.25, np.float32)
+    apart = pair(scale, np.asarray(zero, np.uint8), 1)
+    joined = pair(scale, np.asarray(zero, np.uint8), 1)
+    quantizer, restorer = joined.graph
+    quantizer.attributes.add(ir.AttrInt64s(RESTORED, (-zero, 255 - zero)))
+    joined.graph.outputs[0] = quantizer.outputs[0]
+    joined.graph.remove(restorer, safe=True)
+    x = values(scale, -zero, 255 - zero)
+    upstream = torch.from_numpy(np.random.default_rng(1).normal(size=x.shape).astype(np.float32))
+    found = []
+    for model, name in ((apart, "y"), (joined, "q")):
+        held = TorchGraph(model).run({"x": x}, ["x", "s", name])
+        found.append(
+            (held[name], *torch.autograd.grad(held[name], [held["x"], held["s"]], upstream))
+        )
+    assert torch.equal(found[0][0], found[1][0])
+    for one, other in zip(found[0][1:], found[1][1:], strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
 
 
 def test_codes_are_read_by_dequantizers_only() -> None:
