@@ -23,7 +23,6 @@ from slimctl.core.contract import (
 )
 from slimctl.core.errors import PassFailedError
 from slimctl.core.target import Target
-from slimctl.evaluate.injection import Injector
 from slimctl.graph.bodies import observable_graphs
 from slimctl.graph.edit import NameScope, all_nodes, clone_model, const_array, remove_dead
 from slimctl.graph.select import Selection
@@ -31,35 +30,16 @@ from slimctl.numerics.affine import Affine, QuantizedType
 from slimctl.numerics.blocks import Blocks
 from slimctl.passes._exclusions import by_pattern
 from slimctl.passes._exclusions_ranges import by_range, mixed_tensors
-from slimctl.passes._fallback import (
-    Noise,
-    choose_float_layers,
-    float_prices,
-    float_reason,
-    noise_of,
-    worst_db,
-)
 from slimctl.passes._layers import is_linear
 from slimctl.passes._mixed_words import widened, without_pairs
 from slimctl.passes._placement import Placement, place
 from slimctl.passes._provider_view import look_at
 from slimctl.passes._qdq import Emitter, affines_for
-from slimctl.passes._samples import spread_singles
 from slimctl.passes._weights import WeightSettings
 from slimctl.passes.bias_correction import BiasCorrection, correct_biases
 
 if TYPE_CHECKING:
     from slimctl.passes.quantize_static import QuantizeStatic
-
-_HEADROOM_DB = 3.0
-"""Layers are left in float until this much more than asked for is kept: the few samples that are
-looked at were also calibrated with, and others are worse."""
-
-_SAMPLES = 4
-"""Samples that single layers are looked at with; the choice is measured on more."""
-
-_WORTH_DB = 1.0
-"""Layers are left in float only for a gain of at least this much."""
 
 
 class Rule(NamedTuple):
@@ -313,93 +293,15 @@ class Work:
 
     def score(self, built: Built) -> float | None:
         """SQNR in dB of the scores of the worst output, corrected if it will be."""
-        found = self._fidelity(clone_model(built.model), "scores")
+        found = self.fidelity(clone_model(built.model), "scores")
         return min(found.values(), default=None)
 
-    def keep_sqnr(self, built: Built, floor_db: float, outcome: Outcome) -> Built:
-        """The model itself, or one with the layers in float that cost its outputs too much.
-
-        Args:
-            built: With everything quantized.
-            floor_db: What every output should keep.
-            outcome: Told what was done, or that nothing helps.
-        """
-        before = self.context.fidelity(built.model, "many")
-        if not before or min(before.values()) >= floor_db:
-            return built
-        corrected = self._fidelity(clone_model(built.model), "many")
-        if min(corrected.values()) >= floor_db:
-            return built
-        layers = built.layers()
-        alone = self._noise_alone(built)
-        outcome.alone["quantized"] = worst_db(alone)
-
-        def measure(chosen: Sequence[str]) -> float:
-            rest = self.build(self._without(chosen, alone)).model
-            return min(self._fidelity(rest, "many").values())
-
-        worst, aim_db = min(corrected.values()), floor_db + _HEADROOM_DB
-        prices = float_prices(self.model, layers)
-        choice = choose_float_layers(noise_of(corrected), alone, prices, aim_db, measure)
-        kept = worst
-        if choice is not None and choice.sqnr_db >= worst + _WORTH_DB:
-            kept = choice.sqnr_db
-            built = self.build(self._without(choice.layers, alone))
-            outcome.notes.append(
-                f"{len(choice.layers)} of {len(layers)} layers left in float: with all of them "
-                f"quantized outputs keep {worst:.1f} dB, less than {floor_db:g} dB (--min-sqnr), "
-                f"without these {kept:.1f} dB"
-            )
-        if kept < floor_db:
-            outcome.warnings.append(
-                f"an output keeps only {kept:.1f} dB, less than {floor_db:g} dB (--min-sqnr), and "
-                "leaving the most sensitive layers in float does not reach it; measure the task's "
-                "metric before you ship this"
-            )
-        return built
-
-    def _noise_alone(self, built: Built) -> dict[str, Noise]:
-        """Noise of each layer by itself: estimated for all at once, or else measured.
-
-        That of probabilities is the noise of the scores behind them. There noises add up, and four
-        samples tell them; of the noise of probabilities a few undecided entries are the most.
-        """
-        layers = built.layers()
-        whole = clone_model(built.model)
-        self._correct(whole)
-        samples = spread_singles(self.model, self.context, _SAMPLES)
-        main = {node.name for node in self.model.graph}  # errors are not injected into branches
-        groups = {layer: (layer,) for layer in layers if layer in main}
-        injector = Injector(self.model, samples)
-        losses = injector.losses(whole, groups, scores=True) if groups else {}
-        found: dict[str, Noise] = {}
-        for layer in self.context.progress.track(
-            iter(layers), total=len(layers), label="finding sensitive layers"
-        ):
-            loss = losses.get(layer)
-            if loss is not None:
-                found[layer] = noise_of({name: level.db for name, level in loss.outputs.items()})
-            else:
-                only = self.build(self._only(layer, layers)).model
-                found[layer] = noise_of(self._fidelity(only, "scores"))
-        return found
-
-    def _only(self, layer: str, layers: Sequence[str]) -> Selection:
-        reasons = {other: "not looked at" for other in layers if other != layer}
-        return Selection(self.options.include, self.options.exclude, reasons)
-
-    def _without(
-        self, layers: Sequence[str], alone: Mapping[str, Mapping[str, float]]
-    ) -> Selection:
-        reasons = {layer: float_reason(alone[layer]) for layer in layers}
-        return Selection(self.options.include, self.options.exclude, reasons)
-
-    def _fidelity(self, model: ir.Model, samples: SampleSet = "few") -> Mapping[str, float]:
+    def fidelity(self, model: ir.Model, samples: SampleSet = "few") -> Mapping[str, float]:
         """SQNR as it will be once a later bias-correction has run; the model is used up."""
-        self._correct(model)
+        self.correct(model)
         return self.context.fidelity(model, samples)
 
-    def _correct(self, model: ir.Model) -> None:
+    def correct(self, model: ir.Model) -> None:
         """Does what a later bias-correction will do."""
         if BiasCorrection.name in self.context.later:
             correct_biases(model, self.model, self.context)

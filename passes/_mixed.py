@@ -43,7 +43,6 @@ from slimctl.passes._plan import Plan, read_plan, refusal
 from slimctl.passes._precision import FLOAT, Aim, Layers
 from slimctl.passes._precisions import PRECISIONS
 from slimctl.passes._samples import spread_singles
-from slimctl.passes.bias_correction import BiasCorrection, correct_biases
 
 if TYPE_CHECKING:
     from slimctl.passes.quantize_static import QuantizeStatic
@@ -312,10 +311,8 @@ class _Mixer:
         return self._as_it_will_be(self._choices.build(choice))
 
     def _as_it_will_be(self, built: Built) -> ir.Model:
-        if BiasCorrection.name not in self._context.later:
-            return built.model
         model = clone_model(built.model)
-        correct_biases(model, self._work.model, self._context)
+        self._work.correct(model)
         return model
 
     def _out_of_reach(self, search: Search, finest: Choice) -> PassFailedError:

@@ -29,6 +29,7 @@ from slimctl.graph.shapes import infer_shapes
 from slimctl.numerics.affine import INT8, INT16, UINT8, UINT16, QuantizedType
 from slimctl.passes._attempt import Built, Outcome, Rule, Work, known_range, place_all
 from slimctl.passes._exclusions_ranges import mixed_tensors
+from slimctl.passes._kept_float import keep_sqnr
 from slimctl.passes._layers import QUANTIZERS, linear_input, refuse_quantized
 from slimctl.passes._mixed import mix
 from slimctl.passes._placement import Placement
@@ -289,7 +290,7 @@ class QuantizeStatic(Pass):
             mixed = mix(self, work, built, outcome)
             built = check_full_range(work, mixed.built, outcome) if learned else mixed.built
         elif self.min_sqnr and context.has_data:
-            kept = work.keep_sqnr(built, self.min_sqnr, outcome)
+            kept = keep_sqnr(work, built, self.min_sqnr, outcome)
             changed = kept is not built
             built = check_full_range(work, kept, outcome) if learned and changed else kept
         model.graph = built.model.graph
