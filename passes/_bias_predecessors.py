@@ -137,11 +137,11 @@ class Predecessors:
         name = site.output.name or ""
         runs = self._walk.activations([name], [layer.node])
         found = [self._take(site, seen[name], index) for index, seen in enumerate(runs)]
-        return closest_shift(
-            next(self._expected), _joined(found), own, _activation(site), _saturation(site)
-        )
+        # Layers in between were not asked for.
+        expected = next(rows for one, rows in self._expected if one.quantized.node is layer.node)
+        return closest_shift(expected, _joined(found), own, _activation(site), _saturation(site))
 
-    def _float_rows(self, sites: Sequence[Site]) -> Iterator[Rows]:
+    def _float_rows(self, sites: Sequence[Site]) -> Iterator[tuple[Site, Rows]]:
         """Rows of the float model, site after site, in as few runs as memory allows."""
         for portion in in_portions(sites, lambda site: site.bytes, _BUDGET_BYTES):
             names = list(dict.fromkeys(site.expected.name or "" for site in portion))
@@ -149,7 +149,7 @@ class Predecessors:
             for index, seen in enumerate(self._context.activations(self._reference, names)):
                 for site, found in zip(portion, taken, strict=True):
                     found.append(self._take(site, seen[site.expected.name or ""], index))
-            yield from map(_joined, taken)
+            yield from zip(portion, map(_joined, taken), strict=True)
 
     def _take(self, site: Site, written: NDArray[np.float32], batch: int) -> Rows:
         """The same positions of a batch for the float and for the quantized layer."""

@@ -13,10 +13,11 @@ def in_portions(items: Sequence[T], size: Callable[[T], int], budget: int) -> It
     portion: list[T] = []
     used = 0
     for item in items:
-        if portion and used + size(item) > budget:
+        wanted = size(item)
+        if portion and used + wanted > budget:
             yield portion
             portion, used = [], 0
         portion.append(item)
-        used += size(item)
+        used += wanted
     if portion:
         yield portion

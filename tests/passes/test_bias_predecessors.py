@@ -14,8 +14,9 @@ from pydantic import ValidationError
 
 from slimctl.core.contract import PassReport
 from slimctl.graph.edit import add_initializer, const_array
-from slimctl.passes import bias_correction
-from slimctl.passes._bias_predecessors import Bounds, Rows, Shift, closest_shift
+from slimctl.passes import _bias_predecessors, bias_correction
+from slimctl.passes._bias_predecessors import Bounds, Predecessors, Rows, Shift, closest_shift
+from slimctl.passes._quantized_layers import quantized_layers
 from slimctl.passes._weights_walk import frontier
 from slimctl.passes.bias_correction import BiasCorrection
 from slimctl.passes.quantize import Quantize
@@ -142,6 +143,26 @@ def test_it_is_dropped_and_named_where_the_outputs_gain_nothing(
     assert any(note.startswith("dropped: one layer after another") for note in report.notes)
     ours, theirs = (context.observe(m, ["y"])["y"] for m in (plain, result))
     np.testing.assert_array_equal(ours, theirs)
+
+
+def test_a_layer_that_is_not_asked_for_does_not_move_the_others(
+    model: ir.Model, feeds: Any, plain_context: Callable[..., Any], monkeypatch: Any
+) -> None:
+    context = plain_context(feeds, model)
+    quantized = model.clone()
+    QuantizeStatic(per_channel=False).apply(quantized, context)
+    layers, _ = quantized_layers(quantized, model)
+    own = np.zeros(4)
+    # One layer of the float model is looked at in each run of the data.
+    monkeypatch.setattr(_bias_predecessors, "_BUDGET_BYTES", 1)
+    both = Predecessors(quantized, model, layers, context)
+    both.shift(layers[0], own)
+    alone = Predecessors(quantized, model, layers, context)
+    expected = both.shift(layers[1], own)
+    found = alone.shift(layers[1], own)
+    assert expected is not None and found is not None
+    np.testing.assert_array_equal(found.amount, expected.amount)
+    assert found.gain == expected.gain
 
 
 def test_restored_weights_are_not_carried_from_layer_to_layer(
