@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from slimctl.numerics.affine import QuantizedType
+from slimctl.numerics.affine import QuantizedType, along
 from slimctl.numerics.integer import (
     Accumulators,
     Round,
@@ -22,6 +22,7 @@ from slimctl.numerics.integer import (
     requantize,
     wrapped,
 )
+from slimctl.runtime.channels_last import along_rows, empty_channels_last, is_channels_last
 from slimctl.runtime.convolve import Block, put_block
 from slimctl.runtime.device import Sums
 
@@ -43,6 +44,7 @@ class Summed(NamedTuple):
         mixed: Whether unsigned codes are multiplied with signed weights.
         depthwise: Whether each output depends on one channel only.
         offset: Integers to be added to the blocks; they broadcast.
+        channels_last: Whether blocks have their channels side by side, as the codes shall.
     """
 
     shape: tuple[int, ...]
@@ -52,6 +54,11 @@ class Summed(NamedTuple):
     mixed: bool
     depthwise: bool = False
     offset: Array | None = None
+    channels_last: bool = False
+
+    def empty(self, kind: np.dtype[Any]) -> Array:
+        """A new array for what the sums become."""
+        return (empty_channels_last if self.channels_last else np.empty)(self.shape, kind)
 
     def whole(self) -> NDArray[np.float64]:
         """All sums, the offset added, in a new array."""
@@ -62,7 +69,18 @@ class Summed(NamedTuple):
 
     def replaced(self, sums: Array) -> Summed:
         """The same with other sums, float64 of the same shape."""
-        return self._replace(blocks=lambda: array_blocks(sums), offset=None)
+        return self._replace(blocks=lambda: array_blocks(sums), offset=None, channels_last=False)
+
+    def per_channel(self, values: Array) -> Array:
+        """One value for each of the channels, or one in all, as blocks are combined with it."""
+        flat = values.reshape(-1)
+        if flat.size == 1:
+            return flat.reshape(())
+        return (
+            along_rows(flat, self.shape[3])
+            if self.channels_last
+            else along(flat, 1, len(self.shape))
+        )
 
 
 class Target(NamedTuple):
@@ -101,43 +119,61 @@ def summed_at_once(sums: Accumulators, bound: float) -> Summed:
         bound,
         lambda _: sums.astype(np.float64),
         mixed=False,
+        channels_last=is_channels_last(sums),
     )
 
 
 def array_blocks(values: Array) -> Iterator[Block]:
-    """Parts of an array along axis 1 of about the size of the cache; all of it if it is small."""
+    """Parts of an array of about the size of the cache; all of it if it is small.
+
+    They are parts of axis 1, or of the rows of an image whose channels lie side by side.
+    """
     if values.ndim < 2 or values.size <= _CACHED:
         yield (), values
         return
-    step = max(_CACHED * values.shape[1] // values.size, 1)
-    for start in range(0, values.shape[1], step):
-        place = (slice(None), slice(start, start + step))
+    axis = 2 if is_channels_last(values) else 1
+    step = max(_CACHED * values.shape[axis] // values.size, 1)
+    for start in range(0, values.shape[axis], step):
+        place = (*(slice(None),) * axis, slice(start, start + step))
         yield place, values[place]
 
 
-def totals(summed: Summed, bias: Array | None = None) -> Iterator[Total]:
-    """Sums with their offset and a bias that broadcasts, as int32 registers hold them."""
-    add = _adding(summed, bias)
-    for place, sums in summed.blocks():
-        yield Total(place, *wrapped(add(place, sums)))
+class Added(NamedTuple):
+    """What is added to sums of products: their offset, and a bias.
 
+    Attributes:
+        whole: Integers that broadcast, None for nothing.
+        parts: The same for sums in float32, see ``float_parts``.
+        bound: Largest magnitude of the sums.
+    """
 
-def _adding(summed: Summed, bias: Array | None) -> Callable[[Place, Array], Array]:
-    """What adds the offset and a bias to a block."""
-    offset = summed.offset
-    added = bias if offset is None else offset if bias is None else offset + bias
-    if added is None:
-        return lambda _, sums: sums
-    parts = float_parts(added, summed.bound)
+    whole: Array | None
+    parts: tuple[Array, ...] | None
+    bound: float
 
-    def add(place: Place, sums: Array) -> Array:
-        if parts is None or sums.dtype != np.float32:
-            return add_bias(sums, part_of(added, place, sums.ndim), summed.bound)
-        for part in parts:
+    @classmethod
+    def of(cls, summed: Summed, bias: Array | None) -> Added:
+        """The offset of sums, and a bias that broadcasts."""
+        offset = summed.offset
+        whole = bias if offset is None else offset if bias is None else offset + bias
+        parts = () if whole is None else float_parts(whole, summed.bound)
+        return cls(whole, parts, summed.bound)
+
+    def to(self, sums: Array, place: Place) -> Array:
+        """The sums of a place with what belongs there; they may be overwritten."""
+        if self.whole is None:
+            return sums
+        if self.parts is None or sums.dtype != np.float32:
+            return add_bias(sums, part_of(self.whole, place, sums.ndim), self.bound)
+        for part in self.parts:
             np.add(sums, part_of(part, place, sums.ndim), out=sums)
         return sums
 
-    return add
+
+def totals(summed: Summed, added: Added) -> Iterator[Total]:
+    """Sums with what is added to them, as int32 registers hold them."""
+    for place, sums in summed.blocks():
+        yield Total(place, *wrapped(added.to(sums, place)))
 
 
 def part_of(values: Array, place: Place, rank: int) -> Array:
@@ -150,18 +186,18 @@ def part_of(values: Array, place: Place, rank: int) -> Array:
 
 
 def to_codes(
-    blocks: Iterable[Total], shape: tuple[int, ...], target: Target, rounding: Round = np.rint
+    blocks: Iterable[Total], summed: Summed, target: Target, rounding: Round = np.rint
 ) -> tuple[Array, int]:
     """Codes, and how many sums did not fit into int32.
 
     Args:
         blocks: Of all that is requantized.
-        shape: Of the result.
+        summed: Shape and order of the result.
         target: What they become.
         rounding: Ties to even unless a device does otherwise.
     """
     zero, kind = target.zero_point.reshape(-1)[0], _full_range(target.zero_point.dtype)
-    result, outside = np.empty(shape, kind.dtype), 0
+    result, outside = summed.empty(kind.dtype), 0
     for place, sums, more in blocks:
         factor = part_of(target.multiplier, place, sums.ndim)
         put_block(result, place, requantize(sums, factor, zero, kind, rounding))
