@@ -27,7 +27,7 @@ _LONG = 2048
 """Elements of the pieces that are added: sums and weights stay in the first-level cache."""
 
 _CACHED = 1 << 17
-"""Elements of a block: with its sums it stays in the second-level cache."""
+"""Elements of a block, more or less: with its sums it stays in the second-level cache."""
 
 
 def is_channels_last(x: Array) -> bool:
@@ -107,7 +107,7 @@ def depthwise_blocks(x: Array, weights: Array, windows: Windows, fill: Any) -> I
     (height, width), channels = windows.counts, x.shape[1]
     taps, phases, piece = weights.shape[1:]
     row = phases * (width + (taps - 1) * windows.dilations[1]) * channels
-    step = max(min(_CACHED // max(row * windows.strides[0], 1), height), 1)
+    step = _step(height, row * windows.strides[0])
     image = np.full(
         (_rows(step, windows), phases, row // phases // channels, channels), fill, weights.dtype
     )
@@ -121,6 +121,12 @@ def depthwise_blocks(x: Array, weights: Array, windows: Windows, fill: Any) -> I
             np.einsum("ijkhwl,ijkl->hwl", _seen(image, weights, total, windows), weights, out=total)
             place = (slice(number, number + 1), slice(None), part)
             yield place, total.reshape(1, count, width, channels).transpose(0, 3, 1, 2)
+
+
+def _step(rows: int, size: int) -> int:
+    """Rows of a block, of this size each: blocks are about equal, as a small one takes long."""
+    blocks = max(rows * size // _CACHED, 1)
+    return max(-(-rows // blocks), 1)
 
 
 def _rows(count: int, windows: Windows) -> int:
@@ -188,7 +194,7 @@ def pointwise_blocks(x: Array, weights: Array) -> Iterator[Block]:
     """
     _, channels, height, width = x.shape
     outputs = weights.shape[1]
-    step = max(min(_CACHED // max(width * max(channels, outputs), 1), height), 1)
+    step = _step(height, width * max(channels, outputs))
     rows = np.empty((step * width, channels), weights.dtype)
     sums = np.empty((step * width, outputs), weights.dtype)
     for number, image in enumerate(x.transpose(0, 2, 3, 1)):
