@@ -50,10 +50,9 @@ def along_rows(values: Array, width: int) -> Array:
         width: Columns of a row.
 
     Returns:
-        [C, 1, width], read-only, and in memory as a row of an image.
+        [C, 1, width], in memory as a row of an image.
     """
     rows = np.ascontiguousarray(np.broadcast_to(values, (width, len(values))))
-    rows.flags.writeable = False
     return rows.T[:, None]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from operator import is_
 from typing import Any, TypeVar
 
 import numpy as np
@@ -59,10 +60,12 @@ class Engine:
             make: Makes it.
         """
         known, result = self._memo.get(key, ((), None))
-        if len(known) == len(sources) and all(map(_is_same, known, sources)):
+        if len(known) == len(sources) and all(map(is_, known, sources)):
             return result  # type: ignore[no-any-return]  # what ``make`` gave under this key
         result = make()
         if all(map(_is_constant, sources)):
+            if isinstance(result, np.ndarray):
+                result.flags.writeable = False  # a constant, too
             self._memo[key] = sources, result
         return result
 
@@ -195,10 +198,6 @@ def channelwise(values: Array, ndim: int, axis: int) -> Array:
     """One value per channel, or one in all, so that it broadcasts; float32 stays float32."""
     flat = values.reshape(-1)
     return flat.reshape(()) if flat.size == 1 else along(flat, axis, ndim)
-
-
-def _is_same(known: Any, source: Any) -> bool:
-    return known is source
 
 
 def _is_constant(source: Any) -> bool:

@@ -180,9 +180,8 @@ def part_of(values: Array, place: Place, rank: int) -> Array:
     """What belongs to a place, of values that broadcast to an array of some rank."""
     if not place or values.size == 1:
         return values
-    wide = values.reshape((1,) * (rank - values.ndim) + values.shape)
-    sizes = wide.shape[: len(place)]
-    return wide[tuple(p if n > 1 else slice(None) for p, n in zip(place, sizes, strict=True))]
+    axes = zip(place[rank - values.ndim :], values.shape, strict=False)  # the last may be whole
+    return values[tuple([part if size > 1 else slice(None) for part, size in axes])]
 
 
 def to_codes(
