@@ -107,8 +107,8 @@ def depthwise_blocks(x: Array, weights: Array, windows: Windows, fill: Any) -> I
     taps, phases, piece = weights.shape[1:]
     row = phases * (width + (taps - 1) * windows.dilations[1]) * channels
     step = _step(height, row * windows.strides[0])
-    image = np.full(
-        (_rows(step, windows), phases, row // phases // channels, channels), fill, weights.dtype
+    image = np.empty(
+        (_rows(step, windows), phases, row // phases // channels, channels), weights.dtype
     )
     sums = np.empty((step, width * channels // piece, piece), weights.dtype)
     for number, one in enumerate(x.transpose(0, 2, 3, 1)):
@@ -135,14 +135,14 @@ def _rows(count: int, windows: Windows) -> int:
 
 
 def _fill(target: Array, image: Array, start: int, windows: Windows, fill: Any) -> None:
-    """Copies rows of an image. What lies left and right of it is not written.
+    """Copies rows of an image, and the padding around them.
 
     Args:
         target: [rows, phases, columns, C].
         image: [H, W, C].
         start: Row of the output that the first row belongs to.
         windows: On the image.
-        fill: What rows above and below it get.
+        fill: The padding.
     """
     first = start * windows.strides[0] - windows.begins[0]
     low = min(max(-first, 0), len(target))
@@ -153,7 +153,9 @@ def _fill(target: Array, image: Array, start: int, windows: Windows, fill: Any) 
         column = (phase - begin) % stride  # the first of this phase
         place = (column + begin) // stride
         part = rows[:, column::stride][:, : max(target.shape[2] - place, 0)]
-        target[low:high, phase, place : place + part.shape[1]] = part
+        end = place + part.shape[1]
+        target[low:high, phase, place:end] = part
+        target[low:high, phase, :place], target[low:high, phase, end:] = fill, fill
 
 
 def _seen(image: Array, weights: Array, sums: Array, windows: Windows) -> Array:
@@ -186,7 +188,7 @@ def pointwise_blocks(x: Array, weights: Array) -> Iterator[Block]:
 
     Args:
         x: [N, C, H, W] in the order of channels last, of a type that the type of the weights holds.
-        weights: [C, M].
+        weights: [C, M], or with one row more: what is added to the sums.
 
     Returns:
         Blocks of the result [N, M, H, W], in the same order.
@@ -194,13 +196,14 @@ def pointwise_blocks(x: Array, weights: Array) -> Iterator[Block]:
     _, channels, height, width = x.shape
     outputs = weights.shape[1]
     step = _step(height, width * max(channels, outputs))
-    rows = np.empty((step * width, channels), weights.dtype)
+    rows = np.empty((step * width, len(weights)), weights.dtype)
+    rows[:, channels:] = 1
     sums = np.empty((step * width, outputs), weights.dtype)
     for number, image in enumerate(x.transpose(0, 2, 3, 1)):
         for start in range(0, height, step):
             part = slice(start, min(start + step, height))
             positions = (part.stop - start) * width
-            rows[:positions] = image[part].reshape(positions, channels)
+            rows[:positions, :channels] = image[part].reshape(positions, channels)
             total = np.matmul(rows[:positions], weights, out=sums[:positions])
             place = (slice(number, number + 1), slice(None), part)
             yield place, total.reshape(1, -1, width, outputs).transpose(0, 3, 1, 2)

@@ -6,6 +6,7 @@ goes to memory, and no array of all sums is ever needed.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from typing import Any, NamedTuple, TypeAlias
@@ -45,6 +46,8 @@ class Summed(NamedTuple):
         depthwise: Whether each output depends on one channel only.
         offset: Integers to be added to the blocks; they broadcast.
         channels_last: Whether blocks have their channels side by side, as the codes shall.
+        complete: Computes the blocks with the offset and the bias in them, where the products can
+            add these as well.
     """
 
     shape: tuple[int, ...]
@@ -55,6 +58,7 @@ class Summed(NamedTuple):
     depthwise: bool = False
     offset: Array | None = None
     channels_last: bool = False
+    complete: Callable[[], Iterable[Block]] | None = None
 
     def empty(self, kind: np.dtype[Any]) -> Array:
         """A new array for what the sums become."""
@@ -69,7 +73,9 @@ class Summed(NamedTuple):
 
     def replaced(self, sums: Array) -> Summed:
         """The same with other sums, float64 of the same shape."""
-        return self._replace(blocks=lambda: array_blocks(sums), offset=None, channels_last=False)
+        return self._replace(
+            blocks=lambda: array_blocks(sums), offset=None, channels_last=False, complete=None
+        )
 
     def per_channel(self, values: Array) -> Array:
         """One value for each of the channels, or one in all, as blocks are combined with it."""
@@ -172,6 +178,9 @@ class Added(NamedTuple):
 
 def totals(summed: Summed, added: Added) -> Iterator[Total]:
     """Sums with what is added to them, as int32 registers hold them."""
+    if summed.complete is not None:
+        yield from itertools.starmap(Total, summed.complete())
+        return
     for place, sums in summed.blocks():
         yield Total(place, *wrapped(added.to(sums, place)))
 

@@ -66,7 +66,7 @@ def qlinear_conv(
         auto_pad=auto_pad,
     )
     zeros = zero_of(x, x_zero_point), zero_of(w, w_zero_point)
-    layer = Convolution(x, zeros[0], w, zeros[1], windows, group)
+    layer = Convolution(x, zeros[0], w, zeros[1], windows, group, b)
     summed = convolve_codes(layer, engine)
 
     def multiplier() -> Array:
