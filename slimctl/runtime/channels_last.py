@@ -118,14 +118,24 @@ def depthwise_blocks(x: Array, weights: Array, windows: Windows, fill: Any) -> I
             _fill(image[: _rows(count, windows)], one, start, windows, fill)
             total = sums[:count]
             np.einsum("ijkhwl,ijkl->hwl", _seen(image, weights, total, windows), weights, out=total)
-            place = (slice(number, number + 1), slice(None), part)
-            yield place, total.reshape(1, count, width, channels).transpose(0, 3, 1, 2)
+            yield _place(x, number, part, height), _image(total, count, width)
 
 
 def _step(rows: int, size: int) -> int:
     """Rows of a block, of this size each: blocks are about equal, as a small one takes long."""
     blocks = max(rows * size // _CACHED, 1)
     return max(-(-rows // blocks), 1)
+
+
+def _place(x: Array, number: int, rows: slice, height: int) -> tuple[slice, ...]:
+    """Where a block of one of the images belongs: () for all of them."""
+    whole = len(x) == 1 and rows.stop - rows.start == height
+    return () if whole else (slice(number, number + 1), slice(None), rows)
+
+
+def _image(values: Array, height: int, width: int) -> Array:
+    """Rows of an image as a block [1, C, height, width]."""
+    return values.reshape(1, height, width, -1).transpose(0, 3, 1, 2)
 
 
 def _rows(count: int, windows: Windows) -> int:
@@ -168,19 +178,12 @@ def _seen(image: Array, weights: Array, sums: Array, windows: Windows) -> Array:
         windows: On the image.
     """
     row, phase, column, element = image.strides
-    return np.lib.stride_tricks.as_strided(
-        image,
-        (*weights.shape[:3], *sums.shape),
-        (
-            row * windows.dilations[0],
-            column * windows.dilations[1] if windows.strides[1] == 1 else column,
-            phase,
-            row * windows.strides[0],
-            sums.strides[1],
-            element,
-        ),
-        writeable=False,
-    )
+    tap = column * windows.dilations[1] if windows.strides[1] == 1 else column
+    window = row * windows.dilations[0], tap, phase
+    places = row * windows.strides[0], sums.strides[1], element
+    # as_strided makes the same view, and takes longer for it than the sums of a small image do
+    shape = (*weights.shape[:3], *sums.shape)
+    return np.ndarray(shape, image.dtype, image, strides=(*window, *places))
 
 
 def pointwise_blocks(x: Array, weights: Array) -> Iterator[Block]:
@@ -205,5 +208,4 @@ def pointwise_blocks(x: Array, weights: Array) -> Iterator[Block]:
             positions = (part.stop - start) * width
             rows[:positions, :channels] = image[part].reshape(positions, channels)
             total = np.matmul(rows[:positions], weights, out=sums[:positions])
-            place = (slice(number, number + 1), slice(None), part)
-            yield place, total.reshape(1, -1, width, outputs).transpose(0, 3, 1, 2)
+            yield _place(x, number, part, height), _image(total, part.stop - start, width)

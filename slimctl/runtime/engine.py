@@ -16,6 +16,7 @@ from slimctl.runtime.convolve import put_block
 from slimctl.runtime.counts import Counts
 from slimctl.runtime.device import EXACT, Device
 from slimctl.runtime.sums import (
+    NOTHING,
     Added,
     Summed,
     Target,
@@ -100,8 +101,10 @@ class Engine:
         return found
 
     def _exact_codes(self, summed: Summed, bias: Array | None, target: Target) -> Array:
-        sources = (summed.offset, bias, summed.bound)
-        added = self.prepared("added", sources, lambda: Added.of(summed, bias))
+        added = NOTHING
+        if summed.complete is None:
+            sources = (summed.offset, bias, summed.bound)
+            added = self.prepared("added", sources, lambda: Added.of(summed, bias))
         codes, outside = to_codes(totals(summed, added), summed, target)
         if self.counts is not None:
             self.counts.overflowed += outside

@@ -176,6 +176,9 @@ class Added(NamedTuple):
         return sums
 
 
+NOTHING = Added(None, (), 0.0)
+
+
 def totals(summed: Summed, added: Added) -> Iterator[Total]:
     """Sums with what is added to them, as int32 registers hold them."""
     if summed.complete is not None:
