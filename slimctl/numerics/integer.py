@@ -209,4 +209,4 @@ def requantize(
     shift = values.dtype.type(zero_point)
     if shift:
         np.add(values, shift, out=values)
-    return np.clip(values, values.dtype.type(kind.low), values.dtype.type(kind.high), out=values)
+    return values.clip(values.dtype.type(kind.low), values.dtype.type(kind.high), out=values)

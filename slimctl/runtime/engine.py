@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from operator import is_
 from typing import Any, TypeVar
 
 import numpy as np
@@ -14,7 +15,17 @@ from slimctl.numerics.integer import Round
 from slimctl.runtime.convolve import put_block
 from slimctl.runtime.counts import Counts
 from slimctl.runtime.device import EXACT, Device
-from slimctl.runtime.sums import Summed, Target, Total, array_blocks, part_of, to_codes, totals
+from slimctl.runtime.sums import (
+    NOTHING,
+    Added,
+    Summed,
+    Target,
+    Total,
+    part_of,
+    summed_at_once,
+    to_codes,
+    totals,
+)
 
 Array = NDArray[Any]
 _T = TypeVar("_T")
@@ -45,14 +56,17 @@ class Engine:
 
         Args:
             key: Tells the uses within one step apart.
-            sources: The arrays. Constants are read-only and the same objects in every run.
+            sources: The arrays, and what else it depends on. Constants are read-only; everything
+                is the same object in every run, or is taken for something else.
             make: Makes it.
         """
         known, result = self._memo.get(key, ((), None))
-        if len(known) == len(sources) and all(map(_is_same, known, sources)):
+        if len(known) == len(sources) and all(map(is_, known, sources)):
             return result  # type: ignore[no-any-return]  # what ``make`` gave under this key
         result = make()
-        if all(source is None or not source.flags.writeable for source in sources):
+        if all(map(_is_constant, sources)):
+            if isinstance(result, np.ndarray):
+                result.flags.writeable = False  # a constant, too
             self._memo[key] = sources, result
         return result
 
@@ -81,13 +95,17 @@ class Engine:
             return self._exact_codes(summed, bias, target)
         zero = target.zero_point if device.zero_points else np.zeros_like(target.zero_point)
         own = target._replace(zero_point=zero)
-        found, _ = to_codes(totals(seen, bias), seen.shape, own, device.rounding)
+        found, _ = to_codes(totals(seen, Added.of(seen, bias)), seen, own, device.rounding)
         if self.counts is not None:
             self.counts.add_device(self._exact_codes(summed, bias, target), found)
         return found
 
     def _exact_codes(self, summed: Summed, bias: Array | None, target: Target) -> Array:
-        codes, outside = to_codes(totals(summed, bias), summed.shape, target)
+        added = NOTHING
+        if summed.complete is None:
+            sources = (summed.offset, bias, summed.bound)
+            added = self.prepared("added", sources, lambda: Added.of(summed, bias))
+        codes, outside = to_codes(totals(summed, added), summed, target)
         if self.counts is not None:
             self.counts.overflowed += outside
             self.counts.add(codes, target.channel_axis)
@@ -105,7 +123,8 @@ class Engine:
     def sums(self, summed: Summed) -> NDArray[np.int32]:
         """Sums as int32."""
         result = np.empty(summed.shape, np.int32)
-        for place, sums, outside in totals(self._by_device(summed)):
+        seen = self._by_device(summed)
+        for place, sums, outside in totals(seen, Added.of(seen, None)):
             put_block(result, place, sums)
             self._count_overflow(outside)
         return result
@@ -121,7 +140,8 @@ class Engine:
             scale: Real value of one step of the sums; broadcasts.
         """
         result = np.empty(summed.shape, np.float32)
-        for place, sums, outside in totals(self._by_device(summed), bias):
+        seen = self._by_device(summed)
+        for place, sums, outside in totals(seen, Added.of(seen, bias)):
             reals = sums.astype(np.float32, copy=False)
             put_block(result, place, np.multiply(reals, part_of(scale, place, reals.ndim)))
             self._count_overflow(outside)
@@ -172,8 +192,9 @@ class Engine:
 
 
 def _requantized(values: Array, target: Target, rounding: Round) -> Array:
-    blocks = (Total(place, block) for place, block in array_blocks(values))
-    return to_codes(blocks, values.shape, target, rounding)[0]
+    summed = summed_at_once(values, 0.0)
+    blocks = (Total(place, block) for place, block in summed.blocks())
+    return to_codes(blocks, summed, target, rounding)[0]
 
 
 def channelwise(values: Array, ndim: int, axis: int) -> Array:
@@ -182,5 +203,5 @@ def channelwise(values: Array, ndim: int, axis: int) -> Array:
     return flat.reshape(()) if flat.size == 1 else along(flat, axis, ndim)
 
 
-def _is_same(known: Any, source: Any) -> bool:
-    return known is source
+def _is_constant(source: Any) -> bool:
+    return not isinstance(source, np.ndarray) or not source.flags.writeable

@@ -7,19 +7,27 @@ convolutions do the work, on parts of the input's channels where the sums are la
 from __future__ import annotations
 
 from collections.abc import Iterable
+from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from slimctl.numerics.affine import along
 from slimctl.numerics.integer import (
+    EXACT,
     Accumulators,
     Reduction,
     centered,
     exact_reduction,
     largest,
     uniform_reduction,
+)
+from slimctl.runtime.channels_last import (
+    depthwise_blocks,
+    depthwise_weights,
+    is_channels_last,
+    pointwise_blocks,
+    suits_depthwise,
 )
 from slimctl.runtime.convolve import Block, convolve, convolved_blocks
 from slimctl.runtime.device import Sums
@@ -41,6 +49,7 @@ class Convolution(NamedTuple):
         w_zero: A scalar, or one per output channel.
         windows: Of the kernel on the input.
         group: Number of groups.
+        bias: int32 [m], which is added to the sums; None for nothing.
     """
 
     x: Array
@@ -49,6 +58,7 @@ class Convolution(NamedTuple):
     w_zero: Array
     windows: Windows
     group: int
+    bias: Array | None = None
 
 
 class _Parts(NamedTuple):
@@ -63,15 +73,18 @@ class _Weights(NamedTuple):
 
     Attributes:
         values: Centered weights [m, c / group, *kernel].
-        sums: Of the weights of each output, [m].
-        plain: Sums of products with codes from which nothing is subtracted.
+        offset: Of the sums of products with codes from which nothing is subtracted, [m].
+        plain: Sums of those products.
         centered: Sums of products with centered codes.
+        matrix: For windows of one element [c, m], of which the values are a view. A further row
+            holds the offset and the bias, if float32 is exact for these sums as well.
     """
 
     values: Array
-    sums: Array
+    offset: Array
     plain: _Parts
     centered: _Parts
+    matrix: Array | None = None
 
 
 def convolve_codes(layer: Convolution, engine: Engine) -> Summed:
@@ -83,16 +96,9 @@ def convolve_codes(layer: Convolution, engine: Engine) -> Summed:
         layer: What is computed.
         engine: Keeps what depends on constants.
     """
-    x, x_zero, w, w_zero, windows, group = layer
-
-    def prepare() -> _Weights:
-        values = centered(w, w_zero.reshape(-1, *(1,) * (w.ndim - 1)))  # [m or 1, 1, ...]
-        sums = values.reshape(len(w), -1).sum(axis=1, dtype=np.float64)
-        bounds = largest(x), largest(x, x_zero)
-        parts = [_channel_parts(values, bound, constant=not w.flags.writeable) for bound in bounds]
-        return _Weights(values, sums, *parts)
-
-    weights = engine.prepared("weights", (w, w_zero, x_zero), prepare)
+    x, x_zero, w, w_zero, windows, group, bias = layer
+    sources = (w, w_zero, x_zero, bias)
+    weights = engine.prepared("weights", sources, lambda: _weights(layer))
     again_x, again_zero = engine.seen(x, x_zero)
 
     def again(device: Sums) -> Array:
@@ -109,9 +115,67 @@ def convolve_codes(layer: Convolution, engine: Engine) -> Summed:
     def blocks() -> Iterable[Block]:
         return convolved_blocks(x, weights.values, windows, groups=group, fill=zero)
 
-    offset = along(weights.sums * -float(zero), 1, x.ndim) if zero else None
     bound = weights.plain.reduction.bound
-    return Summed(shape, blocks, bound, again, mixed, depthwise, offset)
+    summed = Summed(shape, blocks, bound, again, mixed, depthwise)
+    summed = _with_channels_last(summed, layer, weights, engine)
+    if not zero:
+        return summed
+    placed = (*sources, windows)
+    offset = engine.prepared("offset", placed, lambda: summed.per_channel(weights.offset))
+    return summed._replace(offset=offset)
+
+
+def _weights(layer: Convolution) -> _Weights:
+    x, x_zero, w, w_zero = layer[:4]
+    values = centered(w, w_zero.reshape(-1, *(1,) * (w.ndim - 1)))  # [m or 1, 1, ...]
+    sums = values.reshape(len(w), -1).sum(axis=1, dtype=np.float64)
+    plain, shifted = (
+        _channel_parts(values, bound, constant=not w.flags.writeable)
+        for bound in (largest(x), largest(x, x_zero))
+    )
+    weights = _Weights(values, sums * -float(x_zero.reshape(-1)[0]), plain, shifted)
+    single = layer.group == 1 and prod(w.shape[2:]) == 1
+    return _as_matrix(weights, layer.bias) if single else weights
+
+
+def _as_matrix(weights: _Weights, bias: Array | None) -> _Weights:
+    """Weights of single elements in the order of a matrix; a sum may have one term more then.
+
+    The term is the offset and the bias. It saves a pass over the sums, and is as exact as they are
+    while float32 holds what all of them come to.
+    """
+    added = weights.offset if bias is None else weights.offset + bias.reshape(-1)
+    outputs, channels = weights.values.shape[:2]
+    bound = weights.plain.reduction.bound + float(np.abs(added).max(initial=0.0))
+    matrix = np.empty((channels + (bound < EXACT), outputs), np.float32)
+    matrix[:channels] = weights.values.reshape(outputs, channels).T
+    matrix[channels:] = added
+    values = matrix[:channels].T.reshape(weights.values.shape)
+    return weights._replace(values=values, matrix=matrix)
+
+
+def _with_channels_last(
+    summed: Summed, layer: Convolution, weights: _Weights, engine: Engine
+) -> Summed:
+    """Sums that have their channels side by side; the same as they are where that does not pay.
+
+    A depthwise convolution is much faster then, whatever order its input has. Products of single
+    elements leave the order as it is.
+    """
+    x, w, windows = layer.x, layer.w, layer.windows
+    if suits_depthwise(w, windows, layer.group):
+        sources, zero = (w, layer.w_zero, windows), layer.x_zero.reshape(-1)[0]
+        taps = engine.prepared("taps", sources, lambda: depthwise_weights(weights.values, windows))
+        blocks = lambda: depthwise_blocks(x, taps, windows, zero)  # noqa: E731  # one of three
+        return summed._replace(blocks=blocks, channels_last=True)
+    matrix = weights.matrix
+    if matrix is None or not windows.is_pointwise or not is_channels_last(x):
+        return summed
+    plain = lambda: pointwise_blocks(x, matrix[: w.shape[1]])  # noqa: E731
+    complete = lambda: pointwise_blocks(x, matrix)  # noqa: E731
+    return summed._replace(
+        blocks=plain, channels_last=True, complete=complete if len(matrix) > w.shape[1] else None
+    )
 
 
 def _channel_parts(weights: Array, bound: int, *, constant: bool) -> _Parts:
@@ -149,7 +213,7 @@ def _summed(x: Array, weights: _Weights, windows: Windows, group: int) -> Accumu
 
 def _device_sums(layer: Convolution, sums: Sums) -> Array:
     """Group by group as a matrix product, in onnxruntime's order: kernel taps, then channels."""
-    x, _, w, _, windows, group = layer
+    x, _, w, _, windows, group, _ = layer
     n, m, channels = x.shape[0], w.shape[0], w.shape[1]
     taps = int(np.prod(windows.kernel))
     wide = columns(padded(x, windows, layer.x_zero.reshape(-1)[0]), windows)  # [n, c taps, p]

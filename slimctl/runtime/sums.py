@@ -6,6 +6,7 @@ goes to memory, and no array of all sums is ever needed.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from typing import Any, NamedTuple, TypeAlias
@@ -13,7 +14,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from slimctl.numerics.affine import QuantizedType
+from slimctl.numerics.affine import QuantizedType, along
 from slimctl.numerics.integer import (
     Accumulators,
     Round,
@@ -22,6 +23,7 @@ from slimctl.numerics.integer import (
     requantize,
     wrapped,
 )
+from slimctl.runtime.channels_last import along_rows, empty_channels_last, is_channels_last
 from slimctl.runtime.convolve import Block, put_block
 from slimctl.runtime.device import Sums
 
@@ -43,6 +45,9 @@ class Summed(NamedTuple):
         mixed: Whether unsigned codes are multiplied with signed weights.
         depthwise: Whether each output depends on one channel only.
         offset: Integers to be added to the blocks; they broadcast.
+        channels_last: Whether blocks have their channels side by side, as the codes shall.
+        complete: Computes the blocks with the offset and the bias in them, where the products can
+            add these as well.
     """
 
     shape: tuple[int, ...]
@@ -52,6 +57,12 @@ class Summed(NamedTuple):
     mixed: bool
     depthwise: bool = False
     offset: Array | None = None
+    channels_last: bool = False
+    complete: Callable[[], Iterable[Block]] | None = None
+
+    def empty(self, kind: np.dtype[Any]) -> Array:
+        """A new array for what the sums become."""
+        return (empty_channels_last if self.channels_last else np.empty)(self.shape, kind)
 
     def whole(self) -> NDArray[np.float64]:
         """All sums, the offset added, in a new array."""
@@ -62,7 +73,20 @@ class Summed(NamedTuple):
 
     def replaced(self, sums: Array) -> Summed:
         """The same with other sums, float64 of the same shape."""
-        return self._replace(blocks=lambda: array_blocks(sums), offset=None)
+        return self._replace(
+            blocks=lambda: array_blocks(sums), offset=None, channels_last=False, complete=None
+        )
+
+    def per_channel(self, values: Array) -> Array:
+        """One value for each of the channels, or one in all, as blocks are combined with it."""
+        flat = values.reshape(-1)
+        if flat.size == 1:
+            return flat.reshape(())
+        return (
+            along_rows(flat, self.shape[3])
+            if self.channels_last
+            else along(flat, 1, len(self.shape))
+        )
 
 
 class Target(NamedTuple):
@@ -101,67 +125,90 @@ def summed_at_once(sums: Accumulators, bound: float) -> Summed:
         bound,
         lambda _: sums.astype(np.float64),
         mixed=False,
+        channels_last=is_channels_last(sums),
     )
 
 
 def array_blocks(values: Array) -> Iterator[Block]:
-    """Parts of an array along axis 1 of about the size of the cache; all of it if it is small."""
+    """Parts of an array of about the size of the cache; all of it if it is small.
+
+    They are parts of axis 1, or of the rows of an image whose channels lie side by side.
+    """
     if values.ndim < 2 or values.size <= _CACHED:
         yield (), values
         return
-    step = max(_CACHED * values.shape[1] // values.size, 1)
-    for start in range(0, values.shape[1], step):
-        place = (slice(None), slice(start, start + step))
+    axis = 2 if is_channels_last(values) else 1
+    step = max(_CACHED * values.shape[axis] // values.size, 1)
+    for start in range(0, values.shape[axis], step):
+        place = (*(slice(None),) * axis, slice(start, start + step))
         yield place, values[place]
 
 
-def totals(summed: Summed, bias: Array | None = None) -> Iterator[Total]:
-    """Sums with their offset and a bias that broadcasts, as int32 registers hold them."""
-    add = _adding(summed, bias)
-    for place, sums in summed.blocks():
-        yield Total(place, *wrapped(add(place, sums)))
+class Added(NamedTuple):
+    """What is added to sums of products: their offset, and a bias.
 
+    Attributes:
+        whole: Integers that broadcast, None for nothing.
+        parts: The same for sums in float32, see ``float_parts``.
+        bound: Largest magnitude of the sums.
+    """
 
-def _adding(summed: Summed, bias: Array | None) -> Callable[[Place, Array], Array]:
-    """What adds the offset and a bias to a block."""
-    offset = summed.offset
-    added = bias if offset is None else offset if bias is None else offset + bias
-    if added is None:
-        return lambda _, sums: sums
-    parts = float_parts(added, summed.bound)
+    whole: Array | None
+    parts: tuple[Array, ...] | None
+    bound: float
 
-    def add(place: Place, sums: Array) -> Array:
-        if parts is None or sums.dtype != np.float32:
-            return add_bias(sums, part_of(added, place, sums.ndim), summed.bound)
-        for part in parts:
+    @classmethod
+    def of(cls, summed: Summed, bias: Array | None) -> Added:
+        """The offset of sums, and a bias that broadcasts."""
+        offset = summed.offset
+        whole = bias if offset is None else offset if bias is None else offset + bias
+        parts = () if whole is None else float_parts(whole, summed.bound)
+        return cls(whole, parts, summed.bound)
+
+    def to(self, sums: Array, place: Place) -> Array:
+        """The sums of a place with what belongs there; they may be overwritten."""
+        if self.whole is None:
+            return sums
+        if self.parts is None or sums.dtype != np.float32:
+            return add_bias(sums, part_of(self.whole, place, sums.ndim), self.bound)
+        for part in self.parts:
             np.add(sums, part_of(part, place, sums.ndim), out=sums)
         return sums
 
-    return add
+
+NOTHING = Added(None, (), 0.0)
+
+
+def totals(summed: Summed, added: Added) -> Iterator[Total]:
+    """Sums with what is added to them, as int32 registers hold them."""
+    if summed.complete is not None:
+        yield from itertools.starmap(Total, summed.complete())
+        return
+    for place, sums in summed.blocks():
+        yield Total(place, *wrapped(added.to(sums, place)))
 
 
 def part_of(values: Array, place: Place, rank: int) -> Array:
     """What belongs to a place, of values that broadcast to an array of some rank."""
     if not place or values.size == 1:
         return values
-    wide = values.reshape((1,) * (rank - values.ndim) + values.shape)
-    sizes = wide.shape[: len(place)]
-    return wide[tuple(p if n > 1 else slice(None) for p, n in zip(place, sizes, strict=True))]
+    axes = zip(place[rank - values.ndim :], values.shape, strict=False)  # the last may be whole
+    return values[tuple([part if size > 1 else slice(None) for part, size in axes])]
 
 
 def to_codes(
-    blocks: Iterable[Total], shape: tuple[int, ...], target: Target, rounding: Round = np.rint
+    blocks: Iterable[Total], summed: Summed, target: Target, rounding: Round = np.rint
 ) -> tuple[Array, int]:
     """Codes, and how many sums did not fit into int32.
 
     Args:
         blocks: Of all that is requantized.
-        shape: Of the result.
+        summed: Shape and order of the result.
         target: What they become.
         rounding: Ties to even unless a device does otherwise.
     """
     zero, kind = target.zero_point.reshape(-1)[0], _full_range(target.zero_point.dtype)
-    result, outside = np.empty(shape, kind.dtype), 0
+    result, outside = summed.empty(kind.dtype), 0
     for place, sums, more in blocks:
         factor = part_of(target.multiplier, place, sums.ndim)
         put_block(result, place, requantize(sums, factor, zero, kind, rounding))

@@ -66,16 +66,18 @@ def qlinear_conv(
         auto_pad=auto_pad,
     )
     zeros = zero_of(x, x_zero_point), zero_of(w, w_zero_point)
-    layer = Convolution(x, zeros[0], w, zeros[1], windows, group)
+    layer = Convolution(x, zeros[0], w, zeros[1], windows, group, b)
     summed = convolve_codes(layer, engine)
 
     def multiplier() -> Array:
-        scale = channelwise(x_scale.reshape(()) * w_scale, x.ndim, 1) / y_scale.reshape(())
-        return np.asarray(scale, np.float32)
+        scale = x_scale.reshape(()) * w_scale / y_scale.reshape(())
+        return summed.per_channel(np.asarray(scale, np.float32))
 
-    factors = engine.prepared("multiplier", (x_scale, w_scale, y_scale), multiplier)
+    factors = engine.prepared("multiplier", (x_scale, w_scale, y_scale, windows), multiplier)
     target = Target(factors, y_zero_point, channel_axis=1)
-    bias = None if b is None else b.reshape(-1, *(1,) * (x.ndim - 2))  # [m, 1, ...]
+    bias = None
+    if b is not None:
+        bias = engine.prepared("bias", (b, windows), lambda: summed.per_channel(b))
     return engine.codes(summed, bias, target)
 
 

@@ -21,7 +21,11 @@ def _steps(codes: Array, zero_point: Array | None, scale: Array, output: Array) 
     """A tensor in steps of the output, in float64: the rounding that follows is the only one."""
     factor = np.float64(scale.reshape(())) / np.float64(output.reshape(()))
     shift = float(_zero(codes, zero_point))
-    return np.asarray((codes.astype(np.float64) - shift) * factor)
+    steps = np.asarray(codes.astype(np.float64))
+    if shift:
+        steps -= shift
+    steps *= factor
+    return steps
 
 
 @operator("QLinearAdd", since=1, domain=MICROSOFT)
@@ -38,7 +42,9 @@ def qlinear_add(
     engine: Engine,
 ) -> Array:
     """``a + b``, each in steps of the output, rounded once."""
-    total = _steps(a, a_zero_point, a_scale, c_scale) + _steps(b, b_zero_point, b_scale, c_scale)
+    first = _steps(a, a_zero_point, a_scale, c_scale)
+    second = _steps(b, b_zero_point, b_scale, c_scale)
+    total = np.add(first, second, out=first if first.shape == second.shape else None)
     return engine.requantized(total, _zero(a, c_zero_point), 1)
 
 

@@ -115,8 +115,12 @@ def _dequantized(
 def _dequantized_short(
     x: Array, scale: Array, zero_point: Array | None, axis: int, block_size: int
 ) -> Array:
-    """The same for up to 16 bits: float32 holds the differences."""
-    steps = x.astype(np.float32)
+    """The same for up to 16 bits: float32 holds the differences.
+
+    The result is in the usual order whatever that of the codes is, so that float sums over it are
+    added in one order.
+    """
+    steps = x.astype(np.float32, order="C")
     if zero_point is not None and zero_point.any():
         steps -= _spread(zero_point, x.shape, axis, block_size).astype(np.float32)
     steps *= _spread(scale, x.shape, axis, block_size).astype(np.float32)
