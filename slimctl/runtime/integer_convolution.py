@@ -7,6 +7,7 @@ convolutions do the work, on parts of the input's channels where the sums are la
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from math import prod
 from typing import Any, NamedTuple
 
@@ -166,16 +167,14 @@ def _with_channels_last(
     if suits_depthwise(w, windows, layer.group):
         sources, zero = (w, layer.w_zero, windows), layer.x_zero.reshape(-1)[0]
         taps = engine.prepared("taps", sources, lambda: depthwise_weights(weights.values, windows))
-        blocks = lambda: depthwise_blocks(x, taps, windows, zero)  # noqa: E731  # one of three
+        blocks = partial(depthwise_blocks, x, taps, windows, zero)
         return summed._replace(blocks=blocks, channels_last=True)
     matrix = weights.matrix
     if matrix is None or not windows.is_pointwise or not is_channels_last(x):
         return summed
-    plain = lambda: pointwise_blocks(x, matrix[: w.shape[1]])  # noqa: E731
-    complete = lambda: pointwise_blocks(x, matrix)  # noqa: E731
-    return summed._replace(
-        blocks=plain, channels_last=True, complete=complete if len(matrix) > w.shape[1] else None
-    )
+    blocks = partial(pointwise_blocks, x, matrix[: w.shape[1]])
+    complete = partial(pointwise_blocks, x, matrix) if len(matrix) > w.shape[1] else None
+    return summed._replace(blocks=blocks, channels_last=True, complete=complete)
 
 
 def _channel_parts(weights: Array, bound: int, *, constant: bool) -> _Parts:
